@@ -1,4 +1,4 @@
-//! Puts over a cable: two parts of a machine in this process, joined by TLS over TCP of this host.
+//! Puts over a cable: two shards of a machine in this process, joined by TLS over TCP of this host.
 //! Beside them the transport alone, and a bare TCP connection, each of which sends as many bytes
 //! and waits for an answer.
 
@@ -12,31 +12,31 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
-use tofu_cables::{Hello, Joining, Mesh, PartEvent, PartStatus, Receive, hosts};
+use tofu_cables::{Hello, Joining, Mesh, Receive, ShardEvent, ShardStatus, hosts};
 use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Platform, Target};
-use tofu_fabric::{PartId, Shape};
+use tofu_fabric::{Shape, ShardId};
 use tofu_inproc::InProcess;
-use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Network, Part, Surroundings, Transport};
+use tofu_machine::{MAX_MESSAGE, Machine, MachineConfig, Network, Shard, Surroundings, Transport};
 
 const SIZES: [usize; 4] = [8, 1920, 32 << 10, 1 << 20];
 const LONGEST: usize = 1 << 20;
 
-/// Two parts that have met.
-fn parts() -> [Arc<Mesh>; 2] {
+/// Two shards that have met.
+fn shards() -> [Arc<Mesh>; 2] {
     let folder = tempfile::tempdir().expect("there is a place for files");
     let dir = folder.path().join("bench");
     let free = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").expect("there are ports"));
     let addresses = free.map(|free| free.local_addr().expect("it has one").to_string());
     hosts::init(&dir, &addresses).expect("certificates can be made");
-    let meet = |part: u16| {
+    let meet = |shard: u16| {
         let dir = dir.clone();
         thread::spawn(move || {
-            let hello = Hello::new("bench", (part, 2), Vec::new());
+            let hello = Hello::new("bench", (shard, 2), Vec::new());
             let joining = Joining::new(&dir, hello).expect("the address is free");
-            Arc::new(joining.meet(&mut |_, _| ()).expect("the parts fit"))
+            Arc::new(joining.meet(&mut |_, _| ()).expect("the shards fit"))
         })
     };
-    [0, 1].map(meet).map(|part| part.join().expect("it has met the other"))
+    [0, 1].map(meet).map(|shard| shard.join().expect("it has met the other"))
 }
 
 fn start(mesh: &Arc<Mesh>, to: impl Receive + 'static) {
@@ -49,7 +49,7 @@ fn start(mesh: &Arc<Mesh>, to: impl Receive + 'static) {
 struct Echo(Arc<Mesh>);
 
 impl Receive for Echo {
-    fn message(&self, from: PartId, message: &[u8]) {
+    fn message(&self, from: ShardId, message: &[u8]) {
         if message.first() == Some(&1) {
             self.0.send(from, vec![0; 8]);
         }
@@ -57,26 +57,26 @@ impl Receive for Echo {
 
     fn room(&self) {}
 
-    fn event(&self, _: PartEvent) {}
+    fn event(&self, _: ShardEvent) {}
 }
 
 /// Tells of answers.
 struct Answers(Mutex<Sender<()>>);
 
 impl Receive for Answers {
-    fn message(&self, _: PartId, _: &[u8]) {
+    fn message(&self, _: ShardId, _: &[u8]) {
         // The bench may be over.
         let _ = self.0.lock().expect("not poisoned").send(());
     }
 
     fn room(&self) {}
 
-    fn event(&self, _: PartEvent) {}
+    fn event(&self, _: ShardEvent) {}
 }
 
 /// Two ends of the transport, and a channel that announces answers.
 fn transport() -> (Arc<Mesh>, Receiver<()>) {
-    let [near, far] = parts();
+    let [near, far] = shards();
     let (sender, answers) = channel();
     start(&near, Answers(Mutex::new(sender)));
     start(&far, Echo(Arc::clone(&far)));
@@ -98,28 +98,28 @@ fn tcp(bytes: usize) -> TcpStream {
     near
 }
 
-/// Delivers to a machine the messages that come from other parts.
+/// Delivers to a machine the messages that come from other shards.
 struct Inwards(Network);
 
 impl Receive for Inwards {
-    fn message(&self, from: PartId, message: &[u8]) {
-        self.0.receive(from, message).expect("an honest part has sent it");
+    fn message(&self, from: ShardId, message: &[u8]) {
+        self.0.receive(from, message).expect("an honest shard has sent it");
     }
 
     fn room(&self) {
         self.0.room();
     }
 
-    fn event(&self, event: PartEvent) {
+    fn event(&self, event: ShardEvent) {
         match event {
-            PartEvent::Went(part, _) => self.0.part_went(part),
-            PartEvent::Status(part, PartStatus::Here) => self.0.part_came(part),
-            PartEvent::Status(..) => {}
+            ShardEvent::Went(shard, _) => self.0.shard_went(shard),
+            ShardEvent::Status(shard, ShardStatus::Here) => self.0.shard_came(shard),
+            ShardEvent::Status(..) => {}
         }
     }
 }
 
-/// A node with a queue and a buffer in each part.
+/// A node with a queue and a buffer in each shard.
 struct End {
     _machine: Arc<Machine>,
     device: Device<InProcess>,
@@ -128,21 +128,21 @@ struct End {
 
 fn machine() -> [End; 2] {
     let shape: Shape = "1x1x1x2x1x1".parse().expect("it is a shape");
-    let mut part = 0;
-    parts().map(|mesh| {
-        let own = PartId(part);
-        let at = shape.coords(tofu_fabric::NodeId(part.into())).expect("there are two nodes");
-        part += 1;
+    let mut shard = 0;
+    shards().map(|mesh| {
+        let own = ShardId(shard);
+        let at = shape.coords(tofu_fabric::NodeId(shard.into())).expect("there are two nodes");
+        shard += 1;
         let config = MachineConfig {
             timeout_ns: Duration::from_secs(60).as_nanos() as u64,
             ..MachineConfig::new(shape)
         };
-        let part = Some(Part { count: 2, own, transport: Arc::clone(&mesh) as _ });
-        let surroundings = Surroundings { part, ..Surroundings::default() };
+        let shard = Some(Shard { count: 2, own, transport: Arc::clone(&mesh) as _ });
+        let surroundings = Surroundings { shard, ..Surroundings::default() };
         let machine = Machine::within(config, surroundings);
         let machine = Arc::new(machine.expect("the host has descriptors"));
         let network = machine.network();
-        (0..2).map(PartId).for_each(|part| network.part_came(part));
+        (0..2).map(ShardId).for_each(|shard| network.shard_came(shard));
         start(&mesh, Inwards(network.clone()));
         machine.start().expect("there are threads");
         let platform = InProcess::attach(&machine, at, 4 << 20).expect("the node is free");
@@ -196,7 +196,7 @@ fn cables(c: &mut Criterion) {
                     left -= piece;
                     let mut message = vec![0; piece];
                     message[0] = u8::from(left == 0);
-                    assert!(mesh.send(PartId(1), message));
+                    assert!(mesh.send(ShardId(1), message));
                 }
                 answers.recv().expect("the other end answers");
             });

@@ -4,8 +4,8 @@
 //! while a test waits, so a test does the same on each run.
 #![forbid(unsafe_code)]
 
-pub mod parts;
 pub mod seen;
+pub mod shards;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

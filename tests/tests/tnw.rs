@@ -11,11 +11,11 @@ use tofu_abi::tnw::{
 };
 use tofu_abi::topology::Shape;
 use tofu_driver::{DmaBuffer, Platform};
-use tofu_fabric::{FaultPlan, PartId, Ppm, Rates};
+use tofu_fabric::{FaultPlan, Ppm, Rates, ShardId};
 use tofu_inproc::{AttachError, Buffer, InProcess};
 use tofu_machine::{Doorbells, Links, Torus, TorusConfig};
 use tofu_pci::PciFunction;
-use tofu_tests::parts::InParts;
+use tofu_tests::shards::InShards;
 use tofu_tnw::{
     Channel, Link, Nwp, OpenError, Outcome, PostError, SendError, Status, Stream, Ticket,
 };
@@ -610,13 +610,13 @@ fn threads_that_send_beside(engines: usize, links: Links, doorbells: Doorbells, 
 }
 
 /// Messages of all lengths in both directions between all neighbours of a machine in two
-/// parts.
+/// shards.
 #[test]
-fn parts_exchange_messages_over_cables() {
+fn shards_exchange_messages_over_cables() {
     let shape = Shape::new([4, 2, 1, 1, 1, 1]).unwrap();
     let config = TorusConfig::new(shape);
-    let parts = InParts::of(2, |surroundings| Torus::within(config, surroundings).unwrap());
-    let attach = |at| InProcess::attach_nwp(parts.with(at), at, MEMORY).unwrap();
+    let shards = InShards::of(2, |surroundings| Torus::within(config, surroundings).unwrap());
+    let attach = |at| InProcess::attach_nwp(shards.with(at), at, MEMORY).unwrap();
     let nodes: Vec<_> = shape.iter().map(|at| Nwp::probe(attach(at)).unwrap()).collect();
     let node = |at: Coords| &nodes[shape.node_id(at).unwrap().index()];
     std::thread::scope(|scope| {
@@ -646,20 +646,20 @@ fn parts_exchange_messages_over_cables() {
             }
         }
     });
-    let counters = parts.machines()[0].network().cables(PartId(1)).unwrap();
+    let counters = shards.machines()[0].network().cables(ShardId(1)).unwrap();
     assert!(counters.sent > 0 && counters.received > 0 && counters.refused == 0, "{counters:?}");
 }
 
 #[test]
-fn cables_refuse_units_that_no_part_sends() {
+fn cables_refuse_units_that_no_shard_sends() {
     let shape = Shape::new([2, 2, 1, 1, 1, 1]).unwrap();
     let config = TorusConfig::new(shape);
-    let parts = InParts::of(2, |surroundings| Torus::within(config, surroundings).unwrap());
-    let network = parts.machines()[0].network();
+    let shards = InShards::of(2, |surroundings| Torus::within(config, surroundings).unwrap());
+    let network = shards.machines()[0].network();
     for message in [&[][..], &[9], &[1], &[1; 60], &[1; 400], &[2, 0, 0]] {
-        assert!(network.receive(PartId(1), message).is_err(), "{message:?}");
+        assert!(network.receive(ShardId(1), message).is_err(), "{message:?}");
     }
-    assert_eq!(network.cables(PartId(1)).unwrap().refused, 6);
+    assert_eq!(network.cables(ShardId(1)).unwrap().refused, 6);
 }
 
 proptest! {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes the secret of a machine in parts on Kubernetes, out of the folder of `tofu hosts init`:
+# Writes the secret of a machine in shards on Kubernetes, out of the folder of `tofu hosts init`:
 #
 #   tofu hosts init --dir demo tofu-0.tofu:7700 tofu-1.tofu:7700 tofu-2.tofu:7700 tofu-3.tofu:7700
 #   ./secret.sh demo | kubectl apply -f -
@@ -15,10 +15,10 @@ printf '  "metadata": { "name": "tofu-hosts" },\n  "data": {'
 comma=
 entry parts.toml parts.toml
 entry authority.pem authority.pem
-for part in "$dir"/part-*; do
-    part=${part##*/}
+for shard in "$dir"/part-*; do
+    shard=${shard##*/}
     for file in certificate.pem key.pem; do
-        entry "$part-$file" "$part/$file"
+        entry "$shard-$file" "$shard/$file"
     done
 done
 printf '\n  }\n}\n'

@@ -1,4 +1,4 @@
-//! Any message from a peer over a cable, to a part of a machine with a device, whose queue, packet
+//! Any message from a peer over a cable, to a shard of a machine with a device, whose queue, packet
 //! queue and barrier channel are open.
 
 use std::sync::{Arc, Mutex};
@@ -14,11 +14,11 @@ use tofu_driver::{
     Platform,
 };
 use tofu_fabric::wire;
-use tofu_fabric::{Class, Crossing, NodeId, Packet, PartId, Port, Shape, Way};
+use tofu_fabric::{Class, Crossing, NodeId, Packet, Port, Shape, ShardId, Way};
 use tofu_icc::{Answer, Body, Payload, Request, Signal, Tag};
 use tofu_inproc::InProcess;
 use tofu_machine::{
-    MAX_MESSAGE, Machine, MachineConfig, Part, Surroundings, Torus, TorusConfig, Transport,
+    MAX_MESSAGE, Machine, MachineConfig, Shard, Surroundings, Torus, TorusConfig, Transport,
 };
 use tofu_tnw::Nwp;
 
@@ -26,8 +26,8 @@ use crate::world::generation;
 
 /// Messages of one input at most.
 const MAX_MESSAGES: u32 = 32;
-/// The part that sends the messages; this process has the first of the two parts.
-const PEER: PartId = PartId(1);
+/// The shard that sends the messages; this process has the first of the two shards.
+const PEER: ShardId = ShardId(1);
 
 /// The interface that is open, and the group process id of its queue and its barrier channel.
 const TNI: TniId = TniId::ALL[0];
@@ -38,11 +38,11 @@ const MEMORY: usize = 1 << 20;
 
 /// Keeps what is sent.
 #[derive(Default)]
-struct Void(Mutex<Vec<(PartId, Vec<u8>)>>);
+struct Void(Mutex<Vec<(ShardId, Vec<u8>)>>);
 
 impl Transport for Void {
-    fn send(&self, to: PartId, message: Vec<u8>) -> bool {
-        assert_eq!(to, PEER, "to a part that there is");
+    fn send(&self, to: ShardId, message: Vec<u8>) -> bool {
+        assert_eq!(to, PEER, "to a shard that there is");
         assert!(message.len() <= MAX_MESSAGE, "{} bytes", message.len());
         self.0.lock().expect("not poisoned").push((to, message));
         true
@@ -55,12 +55,12 @@ pub fn run(data: &[u8]) {
     let shape: Shape = "1x1x1x2x2x2".parse().expect("it is a shape");
     let config = MachineConfig::of(generation(), shape);
     let void = Arc::new(Void::default());
-    let part = Part { count: 2, own: PartId(0), transport: Arc::clone(&void) as _ };
-    let surroundings = Surroundings { part: Some(part), ..Surroundings::default() };
+    let shard = Shard { count: 2, own: ShardId(0), transport: Arc::clone(&void) as _ };
+    let surroundings = Surroundings { shard: Some(shard), ..Surroundings::default() };
     let machine = Machine::within(config, surroundings);
     let machine = Arc::new(machine.expect("the host has descriptors"));
-    machine.network().part_came(PEER);
-    // The other nodes of the part have no device.
+    machine.network().shard_came(PEER);
+    // The other nodes of the shard have no device.
     let node = Coords::default();
     let platform = InProcess::attach(&machine, node, MEMORY).expect("the node is free");
     let device = Device::probe(platform).expect("there is one");
@@ -79,23 +79,23 @@ pub fn run(data: &[u8]) {
     machine.run_pending();
     let counters = machine.network().cables(PEER).expect("there are cables");
     assert!(counters.refused <= counters.received);
-    // A packet within this part still gets through.
+    // A packet within this shard still gets through.
     let up = machine.fabric().links().filter(|(_, up)| *up).count();
     assert_eq!(up, machine.fabric().links().count());
     assert!(machine.fabric().port_counters(NodeId(0), Port::A).is_some());
 }
 
-/// Runs one input of messages to a part of a machine of TNW, whose first device is enabled. Its
-/// links lead to the other part.
+/// Runs one input of messages to a shard of a machine of TNW, whose first device is enabled. Its
+/// links lead to the other shard.
 pub fn tnw(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let void = Arc::new(Void::default());
-    let part = Part { count: 2, own: PartId(0), transport: Arc::clone(&void) as _ };
-    let surroundings = Surroundings { part: Some(part), ..Surroundings::default() };
+    let shard = Shard { count: 2, own: ShardId(0), transport: Arc::clone(&void) as _ };
+    let surroundings = Surroundings { shard: Some(shard), ..Surroundings::default() };
     let shape: Shape = "2x2x1".parse().expect("it is a shape");
     let torus = Torus::within(TorusConfig::new(shape), surroundings);
     let torus = Arc::new(torus.expect("the host has descriptors"));
-    torus.network().part_came(PEER);
+    torus.network().shard_came(PEER);
     let platform = InProcess::attach_nwp(&torus, Coords::default(), MEMORY);
     let nwp = Nwp::probe(platform.expect("the node is free")).expect("there is one");
     torus.run_pending();
@@ -113,7 +113,7 @@ pub fn tnw(data: &[u8]) {
     assert_eq!(nwp.coords(), Coords::default());
 }
 
-/// A unit that comes over a cable, with any content, more often one that a part could send.
+/// A unit that comes over a cable, with any content, more often one that a shard could send.
 fn unit(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let kind = u.int_in_range(0..=2)?;
     if u.ratio(1, 8)? {

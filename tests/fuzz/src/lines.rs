@@ -1,4 +1,4 @@
-//! Lines of a machine's control socket: requests of a client, and replies of a part.
+//! Lines of a machine's control socket: requests of a client, and replies of a shard.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

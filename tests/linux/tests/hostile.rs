@@ -1,5 +1,5 @@
 //! Hostile peers of the process that runs a machine. Each does without end what it can do: a node's
-//! agent, a console, clients of the control socket, unread output, a part, a QEMU. None
+//! agent, a console, clients of the control socket, unread output, a shard, a QEMU. None
 //! of them may take memory without bound or keep answers from others.
 
 use std::io::{Read, Write};
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tofu_agent::wire::{FromGuest, FromProgram, Output, encode};
-use tofu_cables::{Mesh, PartEvent, PartStatus, Receive};
-use tofu_fabric::PartId;
+use tofu_cables::{Mesh, Receive, ShardEvent, ShardStatus};
+use tofu_fabric::ShardId;
 use tofu_linux_tests::sdk::has_compiler;
 use tofu_linux_tests::{Image, MOMENT, Place, Running, signal, wait_for};
 use tofu_spec::MachineSpec;
 use tofu_spec::plan::Plan;
-use tofu_supervisor::parts;
+use tofu_supervisor::shards;
 
 /// The most memory that the process of a machine of two nodes may ever take, in KiB. About 120 MiB
 /// of these are for its start.
@@ -306,36 +306,36 @@ fn endless_qemu_output_costs_nothing() {
     place.is_clean();
 }
 
-/// A part that hears nothing.
+/// A shard that hears nothing.
 struct Deaf;
 
 impl Receive for Deaf {
-    fn message(&self, _: PartId, _: &[u8]) {}
+    fn message(&self, _: ShardId, _: &[u8]) {}
     fn room(&self) {}
-    fn event(&self, _: PartEvent) {}
+    fn event(&self, _: ShardEvent) {}
 }
 
 #[test]
-fn thousand_streams_of_a_part_cost_little() {
-    const TEST: &str = "thousand_streams_of_a_part_cost_little";
+fn thousand_streams_of_a_shard_cost_little() {
+    const TEST: &str = "thousand_streams_of_a_shard_cost_little";
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let addresses = free.map(|free| free.local_addr().unwrap().to_string());
     let hosts = place.file("hosts");
     place.run(&["hosts", "init", "--dir", &hosts, &addresses[0], &addresses[1]]).ok();
     let options = ["--linux", "--shape", "2x1x1x1x1x1"];
-    let part = [&["up", "--part", "0/2", "--join", &hosts, "--name", "parted"], &options[..]];
-    let _up = place.start(&part.concat());
+    let shard = [&["up", "--shard", "0/2", "--join", &hosts, "--name", "parted"], &options[..]];
+    let _up = place.start(&shard.concat());
     let (shape, linux) = ("2x1x1x1x1x1".parse().ok(), Some(true));
     let spec = MachineSpec { shape, linux, ..MachineSpec::default() };
-    let same = parts::in_common(&Plan::new(&spec).unwrap());
+    let same = shards::in_common(&Plan::new(&spec).unwrap());
     let own = "1/2".parse().unwrap();
-    let joining = parts::join(Path::new(&hosts), "parted", same, own).unwrap();
+    let joining = shards::join(Path::new(&hosts), "parted", same, own).unwrap();
     let mesh: Arc<Mesh> = Arc::new(joining.meet(&mut |_, _| {}).unwrap());
     let to: Arc<dyn Receive> = Arc::new(Deaf);
     let first: Arc<dyn Fn() + Send + Sync> = Arc::new(|| ());
     mesh.start(&to, &first).unwrap();
-    mesh.tell(PartStatus::Here);
+    mesh.tell(ShardStatus::Here);
     wait_for("node 0 is ready", Duration::from_secs(140), || {
         place.run(&["ps", "--json"]).out.contains(r#""state":"ready""#)
     });
@@ -347,14 +347,14 @@ fn thousand_streams_of_a_part_cost_little() {
         _ => "",
     };
     let open = |number| {
-        let mut stream = mesh.open(PartId(0)).unwrap();
+        let mut stream = mesh.open(ShardId(0)).unwrap();
         let _ = stream.write_all(request(number).as_bytes());
         stream
     };
     let streams: Vec<_> = (0..1024).map(open).collect();
     thread::sleep(WHILE);
     let threads = status(machine.pid, "Threads");
-    machine.is_small("1,024 streams of a part");
+    machine.is_small("1,024 streams of a shard");
     assert!(threads < 900, "{threads} threads");
     let since = Instant::now();
     place.exec("0", &["true"]).ok();

@@ -2,8 +2,8 @@
 
 mod faults;
 mod group;
-mod parts;
 mod settings;
+mod shards;
 mod threads;
 mod wires;
 

@@ -11,8 +11,8 @@ use tofu_fabric::Shape;
 use tofu_inproc::InProcess;
 use tofu_inspect::Value;
 use tofu_machine::MachineConfig;
-use tofu_tests::parts::InParts;
 use tofu_tests::seen::{at, number, parts, see};
+use tofu_tests::shards::InShards;
 
 use crate::group::{
     Algorithm, BCH, config, doubling, gate_at, profile, renumber, ring, tni, tni_id, tree,
@@ -23,8 +23,8 @@ const LONG_NS: u64 = 30_000_000_000;
 const NODES: usize = 12;
 const ROUNDS: u64 = 300;
 
-/// The devices of a machine in this number of parts.
-fn devices(parts: u32) -> (InParts, Vec<Device<InProcess>>) {
+/// The devices of a machine in this number of shards.
+fn devices(shards: u32) -> (InShards, Vec<Device<InProcess>>) {
     let shape: Shape = "1x1x1x2x3x2".parse().unwrap();
     let config = MachineConfig { engines: 2, ..tofu_tests::machine(shape) };
     let device = |platform| {
@@ -32,7 +32,7 @@ fn devices(parts: u32) -> (InParts, Vec<Device<InProcess>>) {
         device.tni(tni_id()).enable().unwrap();
         device
     };
-    let machine = InParts::new(&config, parts);
+    let machine = InShards::new(&config, shards);
     let devices = machine.attach(1 << 20).into_iter().map(device).collect();
     (machine, devices)
 }
@@ -47,7 +47,7 @@ fn threads_of_all_nodes_share_rounds() {
 
 /// The same across cables, to the last bit.
 #[test]
-fn nodes_of_all_parts_share_rounds() {
+fn nodes_of_all_shards_share_rounds() {
     let (_machine, devices) = devices(3);
     rounds(&devices, ROUNDS / 3);
 }

@@ -1,9 +1,9 @@
-//! The handshake of parts: at the start of a machine, and when one comes back.
+//! The handshake of shards: at the start of a machine, and when one comes back.
 //!
-//! A part that starts connects to the parts with lower numbers, which wait for it. Parts that
-//! already run have dropped the right to open connections, so a part that comes back connects to
-//! the parts with higher numbers, too. A part that has not met all others yet then turns it away,
-//! and connects by itself. Many connections may be exchanging greetings at once, so that no part
+//! A shard that starts connects to the shards with lower numbers, which wait for it. Shards that
+//! already run have dropped the right to open connections, so a shard that comes back connects to
+//! the shards with higher numbers, too. A shard that has not met all others yet then turns it away,
+//! and connects by itself. Many connections may be exchanging greetings at once, so that no shard
 //! waits for a silent one.
 
 use std::collections::{HashSet, VecDeque};
@@ -22,7 +22,7 @@ use rustls::crypto::ring::default_provider;
 use rustls::pki_types::CertificateDer;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
-use tofu_fabric::PartId;
+use tofu_fabric::ShardId;
 
 use crate::hello::{Greeting, Hello, shown};
 use crate::hosts::{Credentials, server_name};
@@ -32,13 +32,13 @@ use crate::peer::{Frame, Met, Peer};
 
 /// The time limit for the exchange of greetings on a new connection.
 const GREETING: Duration = Duration::from_secs(10);
-/// Pause before another attempt to connect to a part.
+/// Pause before another attempt to connect to a shard.
 const RETRY: Duration = Duration::from_millis(100);
 /// The same if either end turned the other away.
 const RETRY_TURNED: Duration = Duration::from_secs(1);
-/// The same for a part with a higher number, which is expected to connect by itself.
+/// The same for a shard with a higher number, which is expected to connect by itself.
 const RETRY_HIGHER: Duration = Duration::from_secs(2);
-/// The time for which a part that is reported as taken is claimed again: its holder may just have
+/// The time for which a shard that is reported as taken is claimed again: its holder may just have
 /// ended.
 const CLAIM: Duration = Duration::from_secs(5);
 /// The most connections that may exchange greetings at a time. A further one replaces the oldest.
@@ -46,11 +46,11 @@ const MOST_GREETING: usize = 64;
 /// The most different reasons for turning connections away that are reported.
 const MOST_TOLD: usize = 100;
 
-/// A part is considered cut off after this time without an acknowledgement, unless the user sets
+/// A shard is considered cut off after this time without an acknowledgement, unless the user sets
 /// another time *(ours)*.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A part that is about to meet the others, with its address bound.
+/// A shard that is about to meet the others, with its address bound.
 pub struct Joining {
     pub(crate) own: Hello,
     credentials: Credentials,
@@ -62,11 +62,11 @@ pub struct Joining {
 
 /// The reason why a connection is not used.
 enum Turned {
-    /// It is not from a part, or failed.
+    /// It is not from a shard, or failed.
     Away(anyhow::Error),
-    /// It is from a part that does not match this one.
+    /// It is from a shard that does not match this one.
     Unfit(String),
-    /// The other end says that another process holds this part.
+    /// The other end says that another process holds this shard.
     Taken(String),
     /// The other end will connect by itself.
     Later,
@@ -76,7 +76,7 @@ fn away(error: impl Into<anyhow::Error>) -> Turned {
     Turned::Away(error.into())
 }
 
-/// The verdict on a part that connects.
+/// The verdict on a shard that connects.
 pub(crate) enum Verdict {
     Take,
     /// Another process holds it. The line names that process.
@@ -88,17 +88,17 @@ pub(crate) enum Verdict {
 /// A connection whose ends exchange greetings.
 struct Greet {
     link: Link,
-    /// True if this part has introduced itself.
+    /// True if this shard has introduced itself.
     begun: bool,
     since: Instant,
-    /// The part that this one connected to, or the address of the end that connected.
-    with: Result<PartId, SocketAddr>,
+    /// The shard that this one connected to, or the address of the end that connected.
+    with: Result<ShardId, SocketAddr>,
     said: Option<Hello>,
     frames: VecDeque<Frame>,
 }
 
 impl Greet {
-    fn new(link: Link, with: Result<PartId, SocketAddr>, own: &Hello) -> Self {
+    fn new(link: Link, with: Result<ShardId, SocketAddr>, own: &Hello) -> Self {
         let begun = with.is_err();
         if begun {
             say(&link, &Greeting::Hello(own.clone()));
@@ -106,7 +106,7 @@ impl Greet {
         Self { link, begun, since: Instant::now(), with, said: None, frames: VecDeque::new() }
     }
 
-    /// Handles received data. `judge` gives the verdict on the part that the other end claims to
+    /// Handles received data. `judge` gives the verdict on the shard that the other end claims to
     /// be; its second argument is true if the other end connected. Returns whether both have met.
     fn go_on(
         &mut self,
@@ -137,7 +137,7 @@ impl Greet {
                 (Greeting::Taken(why), _) => return Err(Turned::Taken(shown(&why))),
                 (Greeting::Later, _) => return Err(Turned::Later),
                 (Greeting::Hello(_) | Greeting::Welcome, _) => {
-                    return Err(Turned::Away(anyhow!("it does not greet as parts do")));
+                    return Err(Turned::Away(anyhow!("it does not greet as shards do")));
                 }
             }
         }
@@ -147,20 +147,22 @@ impl Greet {
         }
     }
 
-    /// Sends this part's verdict on the other one.
+    /// Sends this shard's verdict on the other one.
     fn judge(
         &self,
         own: &Hello,
         other: &Hello,
         judge: &dyn Fn(&Hello, bool) -> Verdict,
     ) -> Result<(), Turned> {
-        let part = PartId(other.part);
-        let known = part.0 != own.part && self.link.with(|connection| is_of(connection, part));
+        let shard = ShardId(other.shard);
+        let known = shard.0 != own.shard && self.link.with(|connection| is_of(connection, shard));
         let fault = match self.with {
             _ if !known => {
-                Some(format!("a peer that claims to be part {part} has another certificate"))
+                Some(format!("a peer that claims to be shard {shard} has another certificate"))
             }
-            Ok(wanted) if wanted != part => Some("that is the address of another part".to_owned()),
+            Ok(wanted) if wanted != shard => {
+                Some("that is the address of another shard".to_owned())
+            }
             _ => None,
         };
         if let Some(why) = fault {
@@ -236,9 +238,9 @@ impl Hall {
         }
     }
 
-    /// Returns true if a connection to a part that this process opened is in its greeting.
-    fn looks_for(&self, part: PartId) -> bool {
-        self.greets.iter().any(|greet| greet.with == Ok(part))
+    /// Returns true if a connection to a shard that this process opened is in its greeting.
+    fn looks_for(&self, shard: ShardId) -> bool {
+        self.greets.iter().any(|greet| greet.with == Ok(shard))
     }
 
     /// Handles received data of all connections. Returns those that have met, and those that were
@@ -248,17 +250,17 @@ impl Hall {
         Joining { own, credentials, .. }: &Joining,
         judge: &dyn Fn(&Hello, bool) -> Verdict,
         met: &mut dyn FnMut(Met) -> Option<Met>,
-    ) -> Vec<(Result<PartId, SocketAddr>, Turned)> {
+    ) -> Vec<(Result<ShardId, SocketAddr>, Turned)> {
         let mut turned = Vec::new();
         for mut greet in std::mem::take(&mut self.greets) {
             match (greet.go_on(own, judge), greet.said.take()) {
                 (Ok(true), Some(said)) => {
                     let Greet { link, frames, with, .. } = greet;
                     let at = match with {
-                        Ok(part) => credentials.addresses[part.index()].clone(),
+                        Ok(shard) => credentials.addresses[shard.index()].clone(),
                         Err(from) => from.to_string(),
                     };
-                    // The part is not accepted after all.
+                    // The shard is not accepted after all.
                     if let Some(turned) = met(Met { link, said, at, early: frames.into() }) {
                         turned.link.leave();
                     }
@@ -278,16 +280,16 @@ impl Hall {
     }
 }
 
-/// A part to connect to.
+/// A shard to connect to.
 struct Wanted {
     next: Instant,
-    /// Since when it has reported that this part is taken.
+    /// Since when it has reported that this shard is taken.
     taken: Option<Instant>,
 }
 
-/// Gives a part that was met its place, unless the part has one already.
+/// Gives a shard that was met its place, unless the shard has one already.
 fn seat(peers: &mut [Option<Peer>], met: Met) {
-    let Some(place) = peers.get_mut(usize::from(met.said.part)) else { return };
+    let Some(place) = peers.get_mut(usize::from(met.said.shard)) else { return };
     match place.as_ref().is_none_or(|peer| peer.link.has_ended()) {
         true => *place = Some(Peer::new(met)),
         false => met.link.leave(),
@@ -295,32 +297,32 @@ fn seat(peers: &mut [Option<Peer>], met: Met) {
 }
 
 impl Joining {
-    /// Reads a part's files from the folder, and binds its address.
+    /// Reads a shard's files from the folder, and binds its address.
     ///
     /// # Errors
     ///
     /// An error of one line that names the file, or the address if another process has it.
     pub fn new(dir: &Path, own: Hello) -> anyhow::Result<Self> {
-        let part = PartId(own.part);
-        let credentials = Credentials::read(dir, part)?;
+        let shard = ShardId(own.shard);
+        let credentials = Credentials::read(dir, shard)?;
         let count = credentials.addresses.len();
-        if count != own.parts as usize {
+        if count != own.shards as usize {
             bail!(
-                "part {part}/{}: {} has addresses for {count} parts; give {part}/{count}, or make \
-                 another one with `tofu hosts init`",
-                own.parts,
+                "shard {shard}/{}: {} has addresses for {count} shards; give {shard}/{count}, or \
+                 make another one with `tofu hosts init`",
+                own.shards,
                 dir.display()
             );
         }
-        let sockets = credentials.sockets(part)?;
+        let sockets = credentials.sockets(shard)?;
         let listener = TcpListener::bind(&sockets[..]).map_err(|error| {
-            let address = &credentials.addresses[part.index()];
+            let address = &credentials.addresses[shard.index()];
             match error.kind() {
                 io::ErrorKind::AddrInUse => anyhow!(
-                    "part {part} of machine {} is taken: another process listens at {address}",
+                    "shard {shard} of machine {} is taken: another process listens at {address}",
                     own.machine
                 ),
-                _ => anyhow!("part {part} cannot listen at {address}: {error}"),
+                _ => anyhow!("shard {shard} cannot listen at {address}: {error}"),
             }
         })?;
         listener.set_nonblocking(true)?;
@@ -328,34 +330,34 @@ impl Joining {
         Ok(Self { own, credentials, listener, server, client, timeout: TIMEOUT })
     }
 
-    /// Sets the time after which parts are considered cut off.
+    /// Sets the time after which shards are considered cut off.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// The address at which this part listens.
+    /// The address at which this shard listens.
     pub fn address(&self) -> &str {
-        self.address_of(PartId(self.own.part))
+        self.address_of(ShardId(self.own.shard))
     }
 
-    /// The address at which an existing part listens.
-    pub(crate) fn address_of(&self, part: PartId) -> &str {
-        &self.credentials.addresses[part.index()]
+    /// The address at which an existing shard listens.
+    pub(crate) fn address_of(&self, shard: ShardId) -> &str {
+        &self.credentials.addresses[shard.index()]
     }
 
-    /// Connects to all other parts, and waits for them: see [`Joining::meet`].
+    /// Connects to all other shards, and waits for them: see [`Joining::meet`].
     pub(crate) fn meet_all(
         &self,
-        waits: &mut dyn FnMut(PartId, &str),
+        waits: &mut dyn FnMut(ShardId, &str),
     ) -> anyhow::Result<Vec<Option<Peer>>> {
-        let own = PartId(self.own.part);
-        let count = self.own.parts as usize;
+        let own = ShardId(self.own.shard);
+        let count = self.own.shards as usize;
         let mut peers: Vec<Option<Peer>> = (0..count).map(|_| None).collect();
         let start = Instant::now();
-        let wanted = |part: usize| {
-            let later = if part > own.index() { RETRY_HIGHER / 4 } else { Duration::ZERO };
+        let wanted = |shard: usize| {
+            let later = if shard > own.index() { RETRY_HIGHER / 4 } else { Duration::ZERO };
             Wanted { next: start + later, taken: None }
         };
         let mut wanted: Vec<_> = (0..count).map(wanted).collect();
@@ -363,21 +365,21 @@ impl Joining {
         let (mut waits_for, mut beat) = (None, start);
         loop {
             let mut first = None;
-            for part in (0..own.0).chain(own.0 + 1..count as u16).map(PartId) {
-                let peer = &mut peers[part.index()];
+            for shard in (0..own.0).chain(own.0 + 1..count as u16).map(ShardId) {
+                let peer = &mut peers[shard.index()];
                 if peer.as_ref().is_some_and(|peer| peer.link.has_ended()) {
                     *peer = None;
                 }
                 if peer.is_some() {
-                    wanted[part.index()].taken = None;
+                    wanted[shard.index()].taken = None;
                     continue;
                 }
-                first.get_or_insert(part);
-                let next = &mut wanted[part.index()].next;
-                if *next <= Instant::now() && !hall.looks_for(part) {
-                    *next = Instant::now() + if part < own { RETRY } else { RETRY_HIGHER };
-                    // A part that cannot be reached now may be reachable later.
-                    hall.greets.extend(self.look_for(part)?);
+                first.get_or_insert(shard);
+                let next = &mut wanted[shard.index()].next;
+                if *next <= Instant::now() && !hall.looks_for(shard) {
+                    *next = Instant::now() + if shard < own { RETRY } else { RETRY_HIGHER };
+                    // A shard that cannot be reached now may be reachable later.
+                    hall.greets.extend(self.look_for(shard)?);
                 }
             }
             let Some(first) = first else { break };
@@ -385,7 +387,7 @@ impl Joining {
                 waits(first, self.address_of(first));
             }
             if beat <= Instant::now() {
-                // Parts that already run expect keep-alives.
+                // Shards that already run expect keep-alives.
                 beat = Instant::now() + Keepalive::beat(self.timeout);
                 for peer in peers.iter().flatten() {
                     peer.link.send(FrameKind::Alive, &[]);
@@ -395,11 +397,11 @@ impl Joining {
             hall.admit(self);
             let mut came = Vec::new();
             let judge = |other: &Hello, came: bool| {
-                match peers.get(usize::from(other.part)).and_then(Option::as_ref) {
+                match peers.get(usize::from(other.shard)).and_then(Option::as_ref) {
                     Some(peer) if !peer.link.has_ended() => taken(other, peer),
-                    // If two parts connect to each other, the connection of the one with the higher
-                    // number counts.
-                    _ if came && other.part < own.0 => Verdict::Later,
+                    // If two shards connect to each other, the connection of the one with the
+                    // higher number counts.
+                    _ if came && other.shard < own.0 => Verdict::Later,
                     _ => Verdict::Take,
                 }
             };
@@ -418,13 +420,13 @@ impl Joining {
     /// Handles connections that were turned away during the meeting.
     fn turn(
         &self,
-        with: Result<PartId, SocketAddr>,
+        with: Result<ShardId, SocketAddr>,
         why: Turned,
         wanted: &mut [Wanted],
         hall: &mut Hall,
     ) -> anyhow::Result<()> {
-        let part = match with {
-            Ok(part) => part,
+        let shard = match with {
+            Ok(shard) => shard,
             Err(from) => {
                 match why {
                     Turned::Unfit(why) => bail!(why),
@@ -436,7 +438,7 @@ impl Joining {
                 return Ok(());
             }
         };
-        let wanted = &mut wanted[part.index()];
+        let wanted = &mut wanted[shard.index()];
         match why {
             Turned::Unfit(why) => bail!(why),
             Turned::Taken(why) if wanted.taken.get_or_insert(Instant::now()).elapsed() > CLAIM => {
@@ -444,9 +446,9 @@ impl Joining {
             }
             Turned::Taken(_) => wanted.next = Instant::now() + RETRY,
             Turned::Later => wanted.next = Instant::now() + RETRY_HIGHER,
-            // The other end may be about to end, not started yet, or not a part at all.
+            // The other end may be about to end, not started yet, or not a shard at all.
             Turned::Away(why) => {
-                let at = &self.credentials.addresses[part.index()];
+                let at = &self.credentials.addresses[shard.index()];
                 // No process listens yet, or the host is not reachable.
                 let quiet = [
                     io::ErrorKind::ConnectionRefused,
@@ -456,7 +458,7 @@ impl Joining {
                 ];
                 let kind = why.downcast_ref::<io::Error>().map(io::Error::kind);
                 if kind.is_none_or(|kind| !quiet.contains(&kind)) {
-                    hall.tell(format!("part {part} at {at}: {why:#}"));
+                    hall.tell(format!("shard {shard} at {at}: {why:#}"));
                     wanted.next = Instant::now() + RETRY_TURNED;
                 }
             }
@@ -464,9 +466,9 @@ impl Joining {
         Ok(())
     }
 
-    /// Begins to connect to a part; `None` if that is not possible.
-    fn look_for(&self, part: PartId) -> anyhow::Result<Option<Greet>> {
-        let Some(at) = self.credentials.sockets(part)?.first().copied() else { return Ok(None) };
+    /// Begins to connect to a shard; `None` if that is not possible.
+    fn look_for(&self, shard: ShardId) -> anyhow::Result<Option<Greet>> {
+        let Some(at) = self.credentials.sockets(shard)?.first().copied() else { return Ok(None) };
         let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
@@ -474,13 +476,14 @@ impl Joining {
             Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
             Err(_) => return Ok(None),
         }
-        let connection = ClientConnection::new(Arc::clone(&self.client), server_name(part)?)?;
+        let connection = ClientConnection::new(Arc::clone(&self.client), server_name(shard)?)?;
         let link = Link::new(TcpStream::from(socket), connection.into()).context("a socket")?;
-        Ok(Some(Greet::new(link, Ok(part), &self.own)))
+        Ok(Some(Greet::new(link, Ok(shard), &self.own)))
     }
 
-    /// Lets in parts that connect while the machine runs, until `stop` returns true. `judge`
-    /// decides whether a part may join. `met` gets the part, and returns it if it is not accepted.
+    /// Lets in shards that connect while the machine runs, until `stop` returns true. `judge`
+    /// decides whether a shard may join. `met` gets the shard, and returns it if it is not
+    /// accepted.
     pub(crate) fn keep_door(
         &self,
         stop: &dyn Fn() -> bool,
@@ -505,11 +508,11 @@ impl Joining {
     }
 }
 
-/// The verdict for a part that is held by a live process.
+/// The verdict for a shard that is held by a live process.
 pub(crate) fn taken(other: &Hello, holder: &Peer) -> Verdict {
-    let (part, machine, pid) = (other.part, shown(&other.machine), holder.said.pid);
+    let (shard, machine, pid) = (other.shard, shown(&other.machine), holder.said.pid);
     let at = &holder.at;
-    Verdict::Taken(format!("part {part} of machine {machine} is taken by process {pid} at {at}"))
+    Verdict::Taken(format!("shard {shard} of machine {machine} is taken by process {pid} at {at}"))
 }
 
 fn configurations(of: &Credentials) -> anyhow::Result<(Arc<ServerConfig>, Arc<ClientConfig>)> {
@@ -522,7 +525,7 @@ fn configurations(of: &Credentials) -> anyhow::Result<(Arc<ServerConfig>, Arc<Cl
         .with_protocol_versions(versions)?
         .with_client_cert_verifier(verifier)
         .with_single_cert(of.certificate.clone(), of.key.clone_key())?;
-    // Parts do not resume sessions with tickets.
+    // Shards do not resume sessions with tickets.
     server.send_tls13_tickets = 0;
     let client = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)?
@@ -531,10 +534,10 @@ fn configurations(of: &Credentials) -> anyhow::Result<(Arc<ServerConfig>, Arc<Cl
     Ok((Arc::new(server), Arc::new(client)))
 }
 
-/// Returns true if the other end's certificate is that of a part.
-fn is_of(connection: &Connection, part: PartId) -> bool {
+/// Returns true if the other end's certificate is that of a shard.
+fn is_of(connection: &Connection, shard: ShardId) -> bool {
     let first = connection.peer_certificates().and_then(<[CertificateDer<'_>]>::first);
     let parsed = first.and_then(|certificate| ParsedCertificate::try_from(certificate).ok());
-    let (Some(parsed), Ok(name)) = (parsed, server_name(part)) else { return false };
+    let (Some(parsed), Ok(name)) = (parsed, server_name(shard)) else { return false };
     verify_server_name(&parsed, &name).is_ok()
 }

@@ -1,4 +1,4 @@
-//! A folder with addresses and certificates, which say which process is which part.
+//! A folder with addresses and certificates, which say which process is which shard.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::Write;
@@ -15,7 +15,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde::{Deserialize, Serialize};
-use tofu_fabric::{PartId, Parts};
+use tofu_fabric::{ShardId, Shards};
 
 /// The file with the addresses.
 const ADDRESSES: &str = "parts.toml";
@@ -26,45 +26,46 @@ const KEY: &str = "key.pem";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Addresses {
-    /// The addresses of the parts, `HOST:PORT`.
-    parts: Vec<String>,
+    /// The addresses of the shards, `HOST:PORT`.
+    #[serde(rename = "parts")]
+    shards: Vec<String>,
 }
 
-/// The name in the certificate of a part. It is not a host name.
-fn name_of(part: PartId) -> String {
-    format!("part-{part}.tofu.invalid")
+/// The name in the certificate of a shard. It is not a host name.
+fn name_of(shard: ShardId) -> String {
+    format!("part-{shard}.tofu.invalid")
 }
 
 /// The same name for TLS.
-pub(crate) fn server_name(part: PartId) -> anyhow::Result<ServerName<'static>> {
-    Ok(ServerName::try_from(name_of(part))?)
+pub(crate) fn server_name(shard: ShardId) -> anyhow::Result<ServerName<'static>> {
+    Ok(ServerName::try_from(name_of(shard))?)
 }
 
-/// The folder of a part's own files.
-fn folder(dir: &Path, part: PartId) -> PathBuf {
-    dir.join(format!("part-{part}"))
+/// The folder of a shard's own files.
+fn folder(dir: &Path, shard: ShardId) -> PathBuf {
+    dir.join(format!("part-{shard}"))
 }
 
-/// Creates a folder for a machine whose parts listen at these addresses. It contains the addresses,
-/// and for each part a key and a certificate. The authority that signs these is created for it, and
-/// its key is not kept.
+/// Creates a folder for a machine whose shards listen at these addresses. It contains the
+/// addresses, and for each shard a key and a certificate. The authority that signs these is created
+/// for it, and its key is not kept.
 ///
 /// # Errors
 ///
 /// If the folder already exists or cannot be created, or an address is invalid.
 pub fn init(dir: &Path, addresses: &[String]) -> anyhow::Result<()> {
-    ensure!(!addresses.is_empty(), "a machine has at least one part; give HOST:PORT for each");
+    ensure!(!addresses.is_empty(), "a machine has at least one shard; give HOST:PORT for each");
     ensure!(
-        addresses.len() <= Parts::MOST as usize,
-        "{} addresses: a machine has {} parts at most",
+        addresses.len() <= Shards::MOST as usize,
+        "{} addresses: a machine has {} shards at most",
         addresses.len(),
-        Parts::MOST
+        Shards::MOST
     );
     for address in addresses {
         check(address)?;
     }
     if let Some(twice) = addresses.iter().enumerate().find(|(n, a)| addresses[..*n].contains(a)) {
-        bail!("{}: two parts cannot listen at one address", twice.1);
+        bail!("{}: two shards cannot listen at one address", twice.1);
     }
     let cannot = || format!("cannot make {}", dir.display());
     ensure!(!dir.exists(), "{} is there already; remove it, or give another --dir", dir.display());
@@ -77,16 +78,16 @@ pub fn init(dir: &Path, addresses: &[String]) -> anyhow::Result<()> {
     let issuer = Issuer::new(authority, key);
     DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(cannot)?;
     write(&dir.join(AUTHORITY), signed.pem().as_bytes())?;
-    let list = Addresses { parts: addresses.to_vec() };
+    let list = Addresses { shards: addresses.to_vec() };
     write(&dir.join(ADDRESSES), toml::to_string(&list)?.as_bytes())?;
-    for part in (0..addresses.len() as u16).map(PartId) {
-        let mut params = CertificateParams::new(vec![name_of(part)])?;
-        params.distinguished_name.push(DnType::CommonName, format!("part {part}"));
+    for shard in (0..addresses.len() as u16).map(ShardId) {
+        let mut params = CertificateParams::new(vec![name_of(shard)])?;
+        params.distinguished_name.push(DnType::CommonName, format!("part {shard}"));
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &issuer)?;
-        let own = folder(dir, part);
+        let own = folder(dir, shard);
         DirBuilder::new().mode(0o700).create(&own).with_context(cannot)?;
         write(&own.join(CERTIFICATE), certificate.pem().as_bytes())?;
         write(&own.join(KEY), key.serialize_pem().as_bytes())?;
@@ -110,9 +111,9 @@ fn check(address: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The contents of the files that a part needs.
+/// The contents of the files that a shard needs.
 pub(crate) struct Credentials {
-    /// The addresses of the parts.
+    /// The addresses of the shards.
     pub(crate) addresses: Vec<String>,
     pub(crate) authority: RootCertStore,
     pub(crate) certificate: Vec<CertificateDer<'static>>,
@@ -120,24 +121,25 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Reads the files of a part.
+    /// Reads the files of a shard.
     ///
     /// # Errors
     ///
     /// An error of one line that names the file.
-    pub(crate) fn read(dir: &Path, part: PartId) -> anyhow::Result<Self> {
+    pub(crate) fn read(dir: &Path, shard: ShardId) -> anyhow::Result<Self> {
         let path = dir.join(ADDRESSES);
         let text = tofu_input::read_text(&path, tofu_input::LIST).with_context(|| {
             format!("cannot read {}; `tofu hosts init` makes it", path.display())
         })?;
-        let Addresses { parts: addresses } = toml::from_str(&text)
+        let Addresses { shards: addresses } = toml::from_str(&text)
             .map_err(|error| anyhow::anyhow!("{}: {}", path.display(), error.message()))?;
         for address in &addresses {
             check(address).with_context(|| path.display().to_string())?;
         }
-        let own = folder(dir, part);
-        let no =
-            |path: &Path| format!("cannot read {}, which says that this is a part", path.display());
+        let own = folder(dir, shard);
+        let no = |path: &Path| {
+            format!("cannot read {}, which says that this is a shard", path.display())
+        };
         let (authority, certificate, key) =
             (dir.join(AUTHORITY), own.join(CERTIFICATE), own.join(KEY));
         let mut roots = RootCertStore::empty();
@@ -151,10 +153,11 @@ impl Credentials {
         Ok(Self { addresses, authority: roots, certificate: vec![certificate], key })
     }
 
-    /// The addresses of a part.
-    pub(crate) fn sockets(&self, part: PartId) -> anyhow::Result<Vec<SocketAddr>> {
-        let address = self.addresses.get(part.index()).context("no such part")?;
-        let found = address.to_socket_addrs().with_context(|| format!("part {part}: {address}"))?;
+    /// The addresses of a shard.
+    pub(crate) fn sockets(&self, shard: ShardId) -> anyhow::Result<Vec<SocketAddr>> {
+        let address = self.addresses.get(shard.index()).context("no such shard")?;
+        let found =
+            address.to_socket_addrs().with_context(|| format!("shard {shard}: {address}"))?;
         Ok(found.collect())
     }
 }
@@ -168,19 +171,19 @@ mod tests {
     }
 
     #[test]
-    fn parts_files_are_readable_by_their_owner() {
+    fn shards_files_are_readable_by_their_owner() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("hosts");
         init(&dir, &addresses(&["127.0.0.1:7001", "[::1]:7002"])).unwrap();
-        for part in [PartId(0), PartId(1)] {
-            let found = Credentials::read(&dir, part).unwrap();
+        for shard in [ShardId(0), ShardId(1)] {
+            let found = Credentials::read(&dir, shard).unwrap();
             assert_eq!(found.addresses.len(), 2);
-            assert_eq!(found.sockets(part).unwrap().len(), 1);
+            assert_eq!(found.sockets(shard).unwrap().len(), 1);
         }
         let key = std::fs::metadata(dir.join("part-1/key.pem")).unwrap();
         assert_eq!(key.permissions().mode() & 0o777, 0o600);
-        let error = Credentials::read(&dir, PartId(2)).err().unwrap().to_string();
+        let error = Credentials::read(&dir, ShardId(2)).err().unwrap().to_string();
         assert!(error.contains("part-2"), "{error}");
         let error = init(&dir, &addresses(&["127.0.0.1:7001"])).unwrap_err().to_string();
         assert!(error.contains("is there already"), "{error}");
@@ -193,7 +196,7 @@ mod tests {
             (&["here"][..], "is no address"),
             (&["here:0"], "is no address"),
             (&[":70"], "is no address"),
-            (&["a:70", "a:70"], "two parts"),
+            (&["a:70", "a:70"], "two shards"),
             (&[], "at least one"),
         ] {
             let dir = folder.path().join("hosts");

@@ -1,4 +1,4 @@
-//! Finds out whether another part is still alive.
+//! Finds out whether another shard is still alive.
 //!
 //! A process that ends is noticed at once, because its kernel closes its connections. Other cases
 //! are hosts that are cut off or have lost their power, and processes that are stopped. They are
@@ -13,13 +13,13 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// A part whose kernel acknowledges data but that is silent for this long is considered dead
+/// A shard whose kernel acknowledges data but that is silent for this long is considered dead
 /// *(ours)*: its process is stopped, not its host.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 
-/// A part that stops others from sending requests for this long without a break, because of data
-/// that it cannot deliver, is considered dead *(ours)*. The time is long enough for that part to
-/// notice first that another part accepts no data.
+/// A shard that stops others from sending requests for this long without a break, because of data
+/// that it cannot deliver, is considered dead *(ours)*. The time is long enough for that shard to
+/// notice first that another shard accepts no data.
 pub(crate) const HOLD: Duration = Duration::from_secs(60);
 
 /// The kernel's knowledge of the data that it has sent over a connection.
@@ -65,7 +65,7 @@ impl Acks {
     }
 }
 
-/// The reason why a part is considered dead.
+/// The reason why a shard is considered dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dead {
     /// Its host acknowledges no data.
@@ -78,20 +78,20 @@ pub(crate) enum Dead {
     Holds,
 }
 
-/// The observations of another part at one check.
+/// The observations of another shard at one check.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Signs {
     /// True if anything was received from it.
     pub(crate) received: bool,
     /// True if data waits for it, and it has taken none.
     pub(crate) full: bool,
-    /// True if it has asked this part to send no requests.
+    /// True if it has asked this shard to send no requests.
     pub(crate) holds: bool,
     /// The state of its acknowledgements, as this host's kernel reports it.
     pub(crate) acks: Acks,
 }
 
-/// The observations of another part so far.
+/// The observations of another shard so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Keepalive {
     /// The time for which data was unacknowledged, as seen at the checks of this process.
@@ -105,13 +105,13 @@ pub(crate) struct Keepalive {
 }
 
 impl Keepalive {
-    /// Interval between checks, and between keep-alives: a fifth of the time after which a part
+    /// Interval between checks, and between keep-alives: a fifth of the time after which a shard
     /// that is cut off is considered dead.
     pub(crate) fn beat(timeout: Duration) -> Duration {
         (timeout / 5).max(Duration::from_millis(1))
     }
 
-    /// Checks a part again, `after` this time since the last check. It is cut off once nothing was
+    /// Checks a shard again, `after` this time since the last check. It is cut off once nothing was
     /// acknowledged for `timeout` less a beat, and data was late at checks for half of `timeout`.
     pub(crate) fn look(
         &mut self,
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn unscheduled_part_takes_no_other_for_dead() {
+    fn unscheduled_shard_takes_no_other_for_dead() {
         let mut keepalive = Keepalive::default();
         let beat = Keepalive::beat(TIMEOUT);
         for _ in 0..1000 {

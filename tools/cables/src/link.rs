@@ -1,8 +1,8 @@
-//! The connection with one other part.
+//! The connection with one other shard.
 //!
 //! Any thread may send. Bytes that the socket does not take at once stay encrypted in the
 //! connection. The thread that receives from the connection waits for both directions, and sends
-//! these bytes. No thread blocks while sending, so two parts with much data for each other never
+//! these bytes. No thread blocks while sending, so two shards with much data for each other never
 //! wait for each other.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -24,9 +24,9 @@ use crate::keepalive::Acks;
 const ENOUGH: u64 = 4 << 20;
 /// With this many, requests of the other end are not served until it has taken answers.
 const MUCH: u64 = 16 << 20;
-/// With this many, nothing is passed on from other parts.
+/// With this many, nothing is passed on from other shards.
 const MOST_PASSED_ON: u64 = 128 << 20;
-/// With this many, the part accepts nothing any more, and is considered dead.
+/// With this many, the shard accepts nothing any more, and is considered dead.
 const MOST: u64 = 256 << 20;
 /// Maximum size of a record of TLS 1.3 and its overhead, in bytes (RFC 8446, 5.1 and 5.2).
 const RECORD: (usize, usize) = (16 << 10, 22);
@@ -39,7 +39,7 @@ codes! {
     /// The kind of a frame.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum FrameKind {
-        /// Greetings, and parts' reports of their guests: JSON.
+        /// Greetings, and shards' reports of their guests: JSON.
         Said = 0,
         /// A message of the machine.
         Message = 1,
@@ -179,8 +179,8 @@ impl Link {
         let header = frame(kind, body);
         let length = HEADER + body.len();
         // In one write, so that a short frame is one record.
-        let parts = [IoSlice::new(&header), IoSlice::new(body)];
-        let written = tls.connection.writer().write_vectored(&parts);
+        let shards = [IoSlice::new(&header), IoSlice::new(body)];
+        let written = tls.connection.writer().write_vectored(&shards);
         let bytes = length + length.div_ceil(RECORD.0) * RECORD.1;
         let before = self.waiting.fetch_add(bytes as u64, SeqCst);
         if !self.has_room() {
@@ -232,7 +232,7 @@ impl Link {
         self.waiting.load(SeqCst) < MUCH
     }
 
-    /// Returns true if messages of other parts are passed on now.
+    /// Returns true if messages of other shards are passed on now.
     pub(crate) fn passes_on(&self) -> bool {
         self.waiting.load(SeqCst) < MOST_PASSED_ON
     }

@@ -1,4 +1,4 @@
-//! All connections of a part.
+//! All connections of a shard.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,79 +8,79 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread;
 use std::time::Instant;
 
-use tofu_fabric::PartId;
+use tofu_fabric::ShardId;
 use tofu_machine::Transport;
 use tofu_sync::{lock, read, write};
 
 use crate::handshake::{Joining, Verdict, taken};
-use crate::hello::{Hello, PartStatus};
+use crate::hello::{Hello, ShardStatus};
 use crate::keepalive::{Dead, HOLD, Keepalive, SILENCE, Signs};
 use crate::link::FrameKind;
 use crate::peer::{Frame, Met, Peer};
 use crate::streams::Visit;
 
-/// About the most bytes of a part's frames that wait here until the part has taken answers. Beyond
-/// that, nothing is read from it.
+/// About the most bytes of a shard's frames that wait here until the shard has taken answers.
+/// Beyond that, nothing is read from it.
 const MOST_DEFERRED: usize = 64 << 20;
 
-/// Events of other parts.
+/// Events of other shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PartEvent {
-    /// A part has gone, for this reason.
-    Went(PartId, String),
-    /// A part has reported its status. A part that was gone sends [`PartStatus::Here`] when it
+pub enum ShardEvent {
+    /// A shard has gone, for this reason.
+    Went(ShardId, String),
+    /// A shard has reported its status. A shard that was gone sends [`ShardStatus::Here`] when it
     /// comes back.
-    Status(PartId, PartStatus),
+    Status(ShardId, ShardStatus),
 }
 
-/// The connections with all other parts.
+/// The connections with all other shards.
 pub struct Mesh {
-    /// By part. The place of this part stays empty.
-    places: Box<[PartSlot]>,
+    /// By shard. The place of this shard stays empty.
+    places: Box<[ShardSlot]>,
     /// The current or last holder of each place. Checked before each request.
     holders: RwLock<Vec<Arc<Peer>>>,
     joining: Joining,
-    /// The report that all guests here have ended, if they have. It is also sent to parts that come
-    /// later.
-    told: Mutex<Option<PartStatus>>,
+    /// The report that all guests here have ended, if they have. It is also sent to shards that
+    /// come later.
+    told: Mutex<Option<ShardStatus>>,
     left: AtomicBool,
 }
 
-/// The place of a part.
+/// The place of a shard.
 #[derive(Default)]
-struct PartSlot {
+struct ShardSlot {
     holder: Mutex<Option<Arc<Peer>>>,
     came: Condvar,
 }
 
-impl PartSlot {
+impl ShardSlot {
     /// The peer, if it is present.
     fn peer(&self) -> Option<Arc<Peer>> {
         lock(&self.holder).clone().filter(|peer| !peer.gone.load(SeqCst))
     }
 }
 
-/// Handles the messages of other parts.
+/// Handles the messages of other shards.
 pub trait Receive: Send + Sync {
     /// Handles a message of the machine.
-    fn message(&self, from: PartId, message: &[u8]);
+    fn message(&self, from: ShardId, message: &[u8]);
 
     /// Notes that there is room for requests again.
     fn room(&self);
 
-    /// Handles an event of a part.
-    fn event(&self, event: PartEvent);
+    /// Handles an event of a shard.
+    fn event(&self, event: ShardEvent);
 
-    /// Serves a stream that a part has opened. This must be done on a thread of its own; a stream
+    /// Serves a stream that a shard has opened. This must be done on a thread of its own; a stream
     /// that is dropped is closed.
-    fn visit(&self, _from: PartId, _visit: Visit) {}
+    fn visit(&self, _from: ShardId, _visit: Visit) {}
 }
 
-/// Another part, for reports about the machine.
+/// Another shard, for reports about the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// The part.
-    pub part: PartId,
+    /// The shard.
+    pub shard: ShardId,
     /// The address at which it listens.
     pub address: String,
     /// Its process ID.
@@ -90,14 +90,14 @@ pub struct PeerInfo {
 }
 
 impl Joining {
-    /// Meets all other parts, however long that takes. `waits` is called with the first missing
-    /// part and its address whenever that changes.
+    /// Meets all other shards, however long that takes. `waits` is called with the first missing
+    /// shard and its address whenever that changes.
     ///
     /// # Errors
     ///
-    /// If a part does not match this one, or another process has this part. Connections that are
-    /// not from parts are turned away.
-    pub fn meet(self, waits: &mut dyn FnMut(PartId, &str)) -> anyhow::Result<Mesh> {
+    /// If a shard does not match this one, or another process has this shard. Connections that are
+    /// not from shards are turned away.
+    pub fn meet(self, waits: &mut dyn FnMut(ShardId, &str)) -> anyhow::Result<Mesh> {
         Ok(Mesh::new(self.meet_all(waits)?, self))
     }
 }
@@ -106,12 +106,12 @@ impl Mesh {
     fn new(peers: Vec<Option<Peer>>, joining: Joining) -> Self {
         let peers: Vec<_> = peers.into_iter().map(|peer| peer.map(Arc::new)).collect();
         let holders = RwLock::new(peers.iter().flatten().cloned().collect());
-        let place = |holder| PartSlot { holder: Mutex::new(holder), came: Condvar::new() };
+        let place = |holder| ShardSlot { holder: Mutex::new(holder), came: Condvar::new() };
         let places = peers.into_iter().map(place).collect();
         Self { places, holders, joining, told: Mutex::default(), left: AtomicBool::new(false) }
     }
 
-    /// Announces this part, and starts the threads that receive from others. Each of them first
+    /// Announces this shard, and starts the threads that receive from others. Each of them first
     /// calls `first`, for example to drop privileges.
     ///
     /// # Errors
@@ -130,10 +130,10 @@ impl Mesh {
             };
             thread::Builder::new().name(name).spawn(run).map(drop)
         };
-        self.say(PartStatus::Here);
-        for part in self.others() {
+        self.say(ShardStatus::Here);
+        for shard in self.others() {
             let (mesh, to) = (Arc::clone(self), Arc::clone(to));
-            spawn(format!("cable{part}"), Box::new(move || mesh.receive(part, &*to)))?;
+            spawn(format!("cable{shard}"), Box::new(move || mesh.receive(shard, &*to)))?;
         }
         let mesh = Arc::clone(self);
         spawn("cables".to_owned(), Box::new(move || mesh.look_after()))?;
@@ -141,40 +141,40 @@ impl Mesh {
         spawn("cables-door".to_owned(), Box::new(move || mesh.keep_door()))
     }
 
-    /// Reports this part's status to all other parts, and to those that come later.
-    pub fn tell(&self, status: PartStatus) {
-        if let PartStatus::Ended { .. } = status {
+    /// Reports this shard's status to all other shards, and to those that come later.
+    pub fn tell(&self, status: ShardStatus) {
+        if let ShardStatus::Ended { .. } = status {
             *lock(&self.told) = Some(status);
         }
         self.say(status);
     }
 
-    fn say(&self, status: PartStatus) {
+    fn say(&self, status: ShardStatus) {
         for (_, peer) in self.present() {
             say(&peer, status);
         }
     }
 
-    /// Opens a stream to a part, which gets it as a [`Visit`], and returns this end. The calling
+    /// Opens a stream to a shard, which gets it as a [`Visit`], and returns this end. The calling
     /// thread starts the threads that serve the stream.
     ///
     /// # Errors
     ///
-    /// If the part has gone or has too many streams, or the host has no descriptors or threads
+    /// If the shard has gone or has too many streams, or the host has no descriptors or threads
     /// left.
-    pub fn open(&self, part: PartId) -> io::Result<UnixStream> {
+    pub fn open(&self, shard: ShardId) -> io::Result<UnixStream> {
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "it is not there");
-        let peer = self.places.get(part.index()).and_then(PartSlot::peer);
+        let peer = self.places.get(shard.index()).and_then(ShardSlot::peer);
         peer.ok_or_else(gone)?.streams.open()
     }
 
-    /// The other parts.
+    /// The other shards.
     pub fn peers(&self) -> Vec<PeerInfo> {
-        let info = |part: PartId| {
-            let holder = lock(&self.places[part.index()].holder).clone();
+        let info = |shard: ShardId| {
+            let holder = lock(&self.places[shard.index()].holder).clone();
             PeerInfo {
-                part,
-                address: self.joining.address_of(part).to_owned(),
+                shard,
+                address: self.joining.address_of(shard).to_owned(),
                 pid: holder.as_ref().map_or(0, |peer| peer.said.pid),
                 gone: holder.is_none_or(|peer| peer.gone.load(SeqCst)),
             }
@@ -182,12 +182,12 @@ impl Mesh {
         self.others().map(info).collect()
     }
 
-    /// The address at which this part listens.
+    /// The address at which this shard listens.
     pub fn address(&self) -> &str {
         self.joining.address()
     }
 
-    /// Leaves the machine. All other parts notice this.
+    /// Leaves the machine. All other shards notice this.
     pub fn leave(&self) {
         self.left.store(true, SeqCst);
         self.present().for_each(|(_, peer)| peer.link.leave());
@@ -199,25 +199,28 @@ impl Mesh {
         }
     }
 
-    fn others(&self) -> impl Iterator<Item = PartId> + use<> {
-        let own = self.joining.own.part;
-        (0..self.places.len() as u16).filter(move |part| *part != own).map(PartId)
+    fn others(&self) -> impl Iterator<Item = ShardId> + use<> {
+        let own = self.joining.own.shard;
+        (0..self.places.len() as u16).filter(move |shard| *shard != own).map(ShardId)
     }
 
-    /// The parts that are connected.
-    fn present(&self) -> impl Iterator<Item = (PartId, Arc<Peer>)> + '_ {
-        (0..).map(PartId).zip(&self.places).filter_map(|(part, place)| Some((part, place.peer()?)))
+    /// The shards that are connected.
+    fn present(&self) -> impl Iterator<Item = (ShardId, Arc<Peer>)> + '_ {
+        (0..)
+            .map(ShardId)
+            .zip(&self.places)
+            .filter_map(|(shard, place)| Some((shard, place.peer()?)))
     }
 
-    /// Receives from the processes that hold a part, one after the other.
-    fn receive(&self, part: PartId, to: &dyn Receive) {
-        let Some(place) = self.places.get(part.index()) else { return };
+    /// Receives from the processes that hold a shard, one after the other.
+    fn receive(&self, shard: ShardId, to: &dyn Receive) {
+        let Some(place) = self.places.get(shard.index()) else { return };
         let mut holder = lock(&place.holder);
         while !self.left.load(SeqCst) {
             match holder.clone().filter(|peer| !peer.gone.load(SeqCst)) {
                 Some(peer) => {
                     drop(holder);
-                    self.serve(part, &peer, to);
+                    self.serve(shard, &peer, to);
                     holder = lock(&place.holder);
                 }
                 None => {
@@ -228,7 +231,7 @@ impl Mesh {
         }
     }
 
-    /// Sends keep-alives, and checks whether the other parts are still alive.
+    /// Sends keep-alives, and checks whether the other shards are still alive.
     fn look_after(&self) {
         let timeout = self.joining.timeout;
         let mut pulses: Vec<_> = self.places.iter().map(|_| (None, Keepalive::default())).collect();
@@ -237,9 +240,9 @@ impl Mesh {
             thread::sleep(Keepalive::beat(timeout));
             let after = last.elapsed();
             last = Instant::now();
-            for (part, peer) in self.present() {
-                let (whose, keepalive) = &mut pulses[part.index()];
-                // Another process holds the part now.
+            for (shard, peer) in self.present() {
+                let (whose, keepalive) = &mut pulses[shard.index()];
+                // Another process holds the shard now.
                 if *whose != Some(Arc::as_ptr(&peer)) {
                     (*whose, *keepalive) = (Some(Arc::as_ptr(&peer)), Keepalive::default());
                 }
@@ -258,26 +261,28 @@ impl Mesh {
         }
     }
 
-    /// Lets parts come back.
+    /// Lets shards come back.
     fn keep_door(&self) {
-        let holder = |part: u16| self.places.get(usize::from(part)).and_then(PartSlot::peer);
-        let judge = |other: &Hello, _| match holder(other.part) {
+        let holder = |shard: u16| self.places.get(usize::from(shard)).and_then(ShardSlot::peer);
+        let judge = |other: &Hello, _| match holder(other.shard) {
             Some(peer) => taken(other, &peer),
             None => Verdict::Take,
         };
         let mut met = |met: Met| {
-            let Some(place) = self.places.get(usize::from(met.said.part)) else { return Some(met) };
+            let Some(place) = self.places.get(usize::from(met.said.shard)) else {
+                return Some(met);
+            };
             let mut holder = lock(&place.holder);
             if holder.as_ref().is_some_and(|peer| !peer.gone.load(SeqCst)) {
                 return Some(met);
             }
             let peer = Arc::new(Peer::new(met));
-            say(&peer, PartStatus::Here);
+            say(&peer, ShardStatus::Here);
             if let Some(status) = *lock(&self.told) {
                 say(&peer, status);
             }
             let mut holders = write(&self.holders);
-            holders.retain(|other| other.said.part != peer.said.part);
+            holders.retain(|other| other.said.shard != peer.said.shard);
             holders.push(Arc::clone(&peer));
             drop(holders);
             *holder = Some(peer);
@@ -288,7 +293,7 @@ impl Mesh {
     }
 }
 
-/// The reason for which a part is gone, for users.
+/// The reason for which a shard is gone, for users.
 fn went(error: &io::Error, dead: Option<&Dead>) -> String {
     match (error.kind(), dead) {
         (_, Some(Dead::CutOff)) => "its host does not answer".to_owned(),
@@ -299,7 +304,7 @@ fn went(error: &io::Error, dead: Option<&Dead>) -> String {
             format!("its process has taken nothing for {} s", SILENCE.as_secs())
         }
         (_, Some(Dead::Holds)) => {
-            format!("its process has let no part send for {} s", HOLD.as_secs())
+            format!("its process has let no shard send for {} s", HOLD.as_secs())
         }
         (
             io::ErrorKind::UnexpectedEof
@@ -312,13 +317,13 @@ fn went(error: &io::Error, dead: Option<&Dead>) -> String {
     }
 }
 
-fn say(peer: &Peer, status: PartStatus) {
+fn say(peer: &Peer, status: ShardStatus) {
     if let Ok(body) = serde_json::to_vec(&status) {
         peer.link.send(FrameKind::Said, &body);
     }
 }
 
-/// Frames from a part that are not handled yet.
+/// Frames from a shard that are not handled yet.
 #[derive(Default)]
 struct Deferred {
     frames: VecDeque<Frame>,
@@ -338,7 +343,7 @@ impl Deferred {
     }
 }
 
-/// The messages of a process that holds a part.
+/// The messages of a process that holds a shard.
 #[derive(Default)]
 struct Inbox {
     here: bool,
@@ -347,20 +352,20 @@ struct Inbox {
 
 impl Inbox {
     /// Handles a frame. Frames must be passed in the order in which they were sent.
-    fn take(&mut self, part: PartId, (kind, body): &Frame, to: &dyn Receive) {
+    fn take(&mut self, shard: ShardId, (kind, body): &Frame, to: &dyn Receive) {
         match kind {
-            FrameKind::Message => to.message(part, body),
+            FrameKind::Message => to.message(shard, body),
             FrameKind::Said => match serde_json::from_slice(body) {
                 // Repeated messages are ignored.
-                Ok(PartStatus::Here) if self.here => {}
+                Ok(ShardStatus::Here) if self.here => {}
                 Ok(status) => {
-                    self.here |= status == PartStatus::Here;
-                    to.event(PartEvent::Status(part, status));
+                    self.here |= status == ShardStatus::Here;
+                    to.event(ShardEvent::Status(shard, status));
                 }
                 Err(_) if self.unknown => {}
                 Err(error) => {
                     self.unknown = true;
-                    log::warn!("part {part} says what is not known: {error}");
+                    log::warn!("shard {shard} says what is not known: {error}");
                 }
             },
             FrameKind::Alive | FrameKind::Stream | FrameKind::Hold => {}
@@ -369,12 +374,12 @@ impl Inbox {
 }
 
 impl Mesh {
-    /// Receives from the process that holds a part, until it is gone.
+    /// Receives from the process that holds a shard, until it is gone.
     ///
     /// While the answers to its requests pile up, its frames wait, too, because a short request may
-    /// have a long answer. They are still read, because two parts that wait for each other to read
+    /// have a long answer. They are still read, because two shards that wait for each other to read
     /// would wait forever. Meanwhile the process is asked to send no requests.
-    fn serve(&self, part: PartId, peer: &Peer, to: &dyn Receive) {
+    fn serve(&self, shard: ShardId, peer: &Peer, to: &dyn Receive) {
         let mut frames = std::mem::take(&mut *lock(&peer.early));
         let (mut inbox, mut deferred) = (Inbox::default(), Deferred::default());
         let why = loop {
@@ -386,7 +391,7 @@ impl Mesh {
                     FrameKind::Alive => {}
                     FrameKind::Stream => {
                         if let Some(visit) = peer.streams.take(&frame.1) {
-                            to.visit(part, visit);
+                            to.visit(shard, visit);
                         }
                     }
                     FrameKind::Hold => {
@@ -401,15 +406,15 @@ impl Mesh {
             while peer.link.is_served()
                 && let Some(frame) = deferred.pop()
             {
-                inbox.take(part, &frame, to);
+                inbox.take(shard, &frame, to);
             }
             if !deferred.frames.is_empty() {
-                self.hold_back(part, part);
+                self.hold_back(shard, shard);
             }
             let listen = deferred.bytes < MOST_DEFERRED;
             match peer.link.receive(None, listen, &mut frames) {
                 Ok(true) => {
-                    self.let_go(part);
+                    self.let_go(shard);
                     to.room();
                 }
                 Ok(false) => {}
@@ -417,19 +422,19 @@ impl Mesh {
             }
         };
         while let Some(frame) = deferred.pop() {
-            inbox.take(part, &frame, to);
+            inbox.take(shard, &frame, to);
         }
         peer.streams.end();
-        // Before another process can take the part.
-        to.event(PartEvent::Went(part, went(&why, peer.dead.get())));
+        // Before another process can take the shard.
+        to.event(ShardEvent::Went(shard, went(&why, peer.dead.get())));
         peer.gone.store(true, SeqCst);
         peer.link.leave();
-        self.let_go(part);
+        self.let_go(shard);
         to.room();
     }
 
-    /// Lets parts send again that were held back because of this one.
-    fn let_go(&self, because: PartId) {
+    /// Lets shards send again that were held back because of this one.
+    fn let_go(&self, because: ShardId) {
         for (_, peer) in self.present() {
             let mut held = lock(&peer.held);
             if *held == Some(because) {
@@ -441,20 +446,20 @@ impl Mesh {
 }
 
 impl Transport for Mesh {
-    fn send(&self, to: PartId, message: Vec<u8>) -> bool {
-        let peer = self.places.get(to.index()).and_then(PartSlot::peer);
+    fn send(&self, to: ShardId, message: Vec<u8>) -> bool {
+        let peer = self.places.get(to.index()).and_then(ShardSlot::peer);
         peer.is_some_and(|peer| peer.link.send(FrameKind::Message, &message))
     }
 
-    fn pass_on(&self, to: PartId, message: Vec<u8>) -> bool {
-        let peer = self.places.get(to.index()).and_then(PartSlot::peer);
+    fn pass_on(&self, to: ShardId, message: Vec<u8>) -> bool {
+        let peer = self.places.get(to.index()).and_then(ShardSlot::peer);
         peer.is_some_and(|peer| {
             peer.link.passes_on() && peer.link.send(FrameKind::Message, &message)
         })
     }
 
-    fn hold_back(&self, whose: PartId, to: PartId) {
-        let peer = |part: PartId| self.places.get(part.index()).and_then(PartSlot::peer);
+    fn hold_back(&self, whose: ShardId, to: ShardId) {
+        let peer = |shard: ShardId| self.places.get(shard.index()).and_then(ShardSlot::peer);
         let crowded = || peer(to).is_some_and(|peer| !peer.link.has_room());
         if !crowded() {
             return;
@@ -467,7 +472,7 @@ impl Transport for Mesh {
         *held = Some(to);
         asks.link.send(FrameKind::Hold, &[1]);
         drop(held);
-        // A thread that made room in between has not seen that the part is held back.
+        // A thread that made room in between has not seen that the shard is held back.
         if !crowded() {
             self.let_go(to);
         }

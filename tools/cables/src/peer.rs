@@ -1,26 +1,26 @@
-//! The process that holds another part.
+//! The process that holds another shard.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use tofu_fabric::PartId;
+use tofu_fabric::ShardId;
 
 use crate::hello::Hello;
 use crate::keepalive::Dead;
 use crate::link::{FrameKind, Link};
 use crate::streams::Streams;
 
-/// A connection to another part after the greetings.
+/// A connection to another shard after the greetings.
 pub(crate) struct Met {
     pub(crate) link: Link,
     pub(crate) said: Hello,
-    /// The address of the part.
+    /// The address of the shard.
     pub(crate) at: String,
     /// Frames that came together with its greeting.
     pub(crate) early: Vec<Frame>,
 }
 
-/// The process that holds a part.
+/// The process that holds a shard.
 pub(crate) struct Peer {
     pub(crate) link: Arc<Link>,
     pub(crate) streams: Arc<Streams>,
@@ -30,10 +30,10 @@ pub(crate) struct Peer {
     pub(crate) early: Mutex<Vec<Frame>>,
     /// True if anything was received from it since the last check.
     pub(crate) received: AtomicBool,
-    /// True if it has asked this part to send no requests.
+    /// True if it has asked this shard to send no requests.
     pub(crate) holds: AtomicBool,
-    /// The part because of which it was asked to send no requests, if it was.
-    pub(crate) held: Mutex<Option<PartId>>,
+    /// The shard because of which it was asked to send no requests, if it was.
+    pub(crate) held: Mutex<Option<ShardId>>,
     pub(crate) gone: AtomicBool,
     /// The reason for which it was considered dead, if it was.
     pub(crate) dead: OnceLock<Dead>,

@@ -1,6 +1,6 @@
-//! Streams of bytes between two parts, beside the packets, for requests to a part about its nodes.
-//! Each stream has a window, so that a slow reader delays nothing else on the connection. One
-//! thread serves all streams with a part.
+//! Streams of bytes between two shards, beside the packets, for requests to a shard about its
+//! nodes. Each stream has a window, so that a slow reader delays nothing else on the connection.
+//! One thread serves all streams with a shard.
 //!
 //! Frames of streams have a number, a byte with their kind, and the data of that kind. The end that
 //! opens a stream assigns its number. The highest bit of the byte says that the sender is that end.
@@ -19,7 +19,7 @@ use tofu_abi::codes;
 use tofu_sync::lock;
 use tofu_sync::queue::Item;
 
-/// The most streams that each of two parts may have open with the other.
+/// The most streams that each of two shards may have open with the other.
 const MOST: usize = 1024;
 /// Size of a stream's window in each direction, in bytes.
 const WINDOW: u32 = 64 << 10;
@@ -45,7 +45,7 @@ codes! {
     }
 }
 
-/// A stream, among those with the same part.
+/// A stream, among those with the same shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     /// True if this end has opened it.
@@ -53,10 +53,10 @@ struct Key {
     number: u32,
 }
 
-/// Sends the body of a frame to the other part.
+/// Sends the body of a frame to the other shard.
 type Send = dyn Fn(&[u8]) -> bool + std::marker::Send + Sync;
 
-/// The streams with one other part.
+/// The streams with one other shard.
 pub(crate) struct Streams {
     send: Box<Send>,
     table: Mutex<HashMap<Key, Arc<Stream>>>,
@@ -66,7 +66,7 @@ pub(crate) struct Streams {
     wake: OnceLock<OwnedFd>,
 }
 
-/// A stream that another part has opened, and that is not served yet.
+/// A stream that another shard has opened, and that is not served yet.
 pub struct Visit {
     streams: Arc<Streams>,
     key: Key,
@@ -91,7 +91,7 @@ struct State {
     credit: u32,
     /// True if the stream is closed.
     closed: bool,
-    /// True if the other part has been told that no more data comes.
+    /// True if the other shard has been told that no more data comes.
     sent: bool,
     /// True if the other end has stopped reading.
     unread: bool,
@@ -128,7 +128,7 @@ impl Stream {
 }
 
 impl Streams {
-    /// The streams with a part; `send` sends frames to it.
+    /// The streams with a shard; `send` sends frames to it.
     pub(crate) fn new(send: Box<Send>) -> Arc<Self> {
         Arc::new(Self {
             send,
@@ -261,7 +261,7 @@ impl Streams {
         state.sent && state.given
     }
 
-    /// Sends what this process has written, at most one piece. Returns whether the other part is
+    /// Sends what this process has written, at most one piece. Returns whether the other shard is
     /// still there.
     fn take_in(&self, key: Key, state: &mut State, mut local: &UnixStream) -> bool {
         if state.sent {
@@ -317,8 +317,8 @@ impl Streams {
         }
     }
 
-    /// Handles the body of a frame from the other part, and returns the stream if it is a new one.
-    /// A frame that no honest part sends is dropped, and its stream is closed if there is one.
+    /// Handles the body of a frame from the other shard, and returns the stream if it is a new one.
+    /// A frame that no honest shard sends is dropped, and its stream is closed if there is one.
     pub(crate) fn take(self: &Arc<Self>, body: &[u8]) -> Option<Visit> {
         let (number, rest) = body.split_first_chunk::<4>()?;
         let (&code, what) = rest.split_first()?;
@@ -377,7 +377,7 @@ impl Streams {
         Some(Visit { streams: Arc::clone(self), key, stream })
     }
 
-    /// Ends all streams, because the other part is gone.
+    /// Ends all streams, because the other shard is gone.
     pub(crate) fn end(&self) {
         let all: Vec<_> = lock(&self.table).values().cloned().collect();
         all.iter().for_each(|stream| stream.close());
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_serves_all_streams_of_a_part() {
+    fn one_thread_serves_all_streams_of_a_shard() {
         let streams = Streams::new(Box::new(|_| true));
         let body = |number: u32, word: u8, data: &[u8]| {
             [&number.to_le_bytes()[..], &[OPENER | word], data].concat()
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn departed_part_ends_its_streams() {
+    fn departed_shard_ends_its_streams() {
         let near = echo();
         let mut stream = near.open().unwrap();
         near.end();

@@ -1,4 +1,4 @@
-//! Parts of a machine that meet over TLS on this host.
+//! Shards of a machine that meet over TLS on this host.
 
 mod hostile;
 mod relay;
@@ -14,11 +14,11 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
-use tofu_cables::{Hello, Joining, Mesh, PartEvent, PartStatus, Receive, hosts};
+use tofu_cables::{Hello, Joining, Mesh, Receive, ShardEvent, ShardStatus, hosts};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
-use tofu_fabric::{PartId, Shape};
+use tofu_fabric::{Shape, ShardId};
 use tofu_inproc::{Buffer, InProcess};
-use tofu_machine::{Machine, MachineConfig, Network, Part, Surroundings, Transport};
+use tofu_machine::{Machine, MachineConfig, Network, Shard, Surroundings, Transport};
 
 use hostile::{Hostile, Random};
 use relay::{Relay, Rough};
@@ -26,37 +26,37 @@ use relay::{Relay, Rough};
 /// Far longer than any step of a test takes.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Creates a folder for `parts` parts, at free ports.
-fn folder(parts: usize) -> (TempDir, PathBuf) {
+/// Creates a folder for `shards` shards, at free ports.
+fn folder(shards: usize) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("demo");
-    let free: Vec<_> = (0..parts).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let free: Vec<_> = (0..shards).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let addresses: Vec<_> =
         free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
     hosts::init(&dir, &addresses).unwrap();
     (folder, dir)
 }
 
-fn hello(part: u16, parts: u32) -> Hello {
-    shaped("1x1x1x2x3x2", part, parts)
+fn hello(shard: u16, shards: u32) -> Hello {
+    shaped("1x1x1x2x3x2", shard, shards)
 }
 
-fn shaped(shape: &str, part: u16, parts: u32) -> Hello {
-    Hello::new("demo", (part, parts), vec![("shape".to_owned(), shape.to_owned())])
+fn shaped(shape: &str, shard: u16, shards: u32) -> Hello {
+    Hello::new("demo", (shard, shards), vec![("shape".to_owned(), shape.to_owned())])
 }
 
 fn meet(dir: &Path, own: Hello) -> anyhow::Result<Mesh> {
     Joining::new(dir, own)?.meet(&mut |_, _| ())
 }
 
-/// Starts all parts and returns them once they have met.
-fn all(dir: &Path, parts: u16) -> Vec<Arc<Mesh>> {
-    let join = |part| {
+/// Starts all shards and returns them once they have met.
+fn all(dir: &Path, shards: u16) -> Vec<Arc<Mesh>> {
+    let join = |shard| {
         let dir = dir.to_owned();
-        thread::spawn(move || meet(&dir, hello(part, parts.into())))
+        thread::spawn(move || meet(&dir, hello(shard, shards.into())))
     };
-    let joining: Vec<_> = (0..parts).map(join).collect();
-    joining.into_iter().map(|part| Arc::new(part.join().unwrap().unwrap())).collect()
+    let joining: Vec<_> = (0..shards).map(join).collect();
+    joining.into_iter().map(|shard| Arc::new(shard.join().unwrap().unwrap())).collect()
 }
 
 /// Joins once the address is free, that is, when the threads of its previous owner have ended.
@@ -72,20 +72,20 @@ fn join_again(dir: &Path, own: Hello) -> Joining {
 /// Keeps all received messages.
 #[derive(Default)]
 struct Inbox {
-    messages: Mutex<Vec<(PartId, Vec<u8>)>>,
-    event: Mutex<Vec<PartEvent>>,
+    messages: Mutex<Vec<(ShardId, Vec<u8>)>>,
+    event: Mutex<Vec<ShardEvent>>,
     changed: Condvar,
 }
 
 impl Receive for Inbox {
-    fn message(&self, from: PartId, message: &[u8]) {
+    fn message(&self, from: ShardId, message: &[u8]) {
         self.messages.lock().unwrap().push((from, message.to_vec()));
         self.changed.notify_all();
     }
 
     fn room(&self) {}
 
-    fn event(&self, event: PartEvent) {
+    fn event(&self, event: ShardEvent) {
         self.event.lock().unwrap().push(event);
         self.changed.notify_all();
     }
@@ -106,8 +106,8 @@ impl Inbox {
         assert!(!timeout.timed_out());
     }
 
-    /// Waits for the next event of another part, except for its first announcement.
-    fn next_news(&self) -> PartEvent {
+    /// Waits for the next event of another shard, except for its first announcement.
+    fn next_news(&self) -> ShardEvent {
         let event = self.event.lock().unwrap();
         let none = |event: &mut Vec<_>| event.is_empty();
         let (mut event, _) = self.changed.wait_timeout_while(event, PATIENCE, none).unwrap();
@@ -119,7 +119,7 @@ impl Inbox {
     fn wait_for_all(&self, count: usize) {
         for _ in 0..count {
             let event = self.next_news();
-            assert!(matches!(event, PartEvent::Status(_, PartStatus::Here)), "{event:?}");
+            assert!(matches!(event, ShardEvent::Status(_, ShardStatus::Here)), "{event:?}");
         }
     }
 }
@@ -145,7 +145,7 @@ fn messages_of_all_pairs_arrive_in_order() {
                         let size = if number % 50 == 0 { 250_000 } else { number as usize * 7 };
                         let mut message = number.to_le_bytes().to_vec();
                         message.resize(4 + size, number as u8);
-                        assert!(mesh.send(PartId(to), message));
+                        assert!(mesh.send(ShardId(to), message));
                     }
                 });
             }
@@ -154,7 +154,7 @@ fn messages_of_all_pairs_arrive_in_order() {
     for inbox in &inboxes {
         inbox.wait_for_messages(2 * COUNT as usize);
         let messages = inbox.messages.lock().unwrap();
-        for from in (0..3).map(PartId) {
+        for from in (0..3).map(ShardId) {
             let of = messages.iter().filter(|(sender, _)| *sender == from);
             let numbers: Vec<u32> = of
                 .map(|(_, message)| {
@@ -168,75 +168,75 @@ fn messages_of_all_pairs_arrive_in_order() {
         }
     }
     inboxes[0].wait_for_all(2);
-    meshes[1].tell(PartStatus::Ended { failed: 2 });
-    let expected = PartEvent::Status(PartId(1), PartStatus::Ended { failed: 2 });
+    meshes[1].tell(ShardStatus::Ended { failed: 2 });
+    let expected = ShardEvent::Status(ShardId(1), ShardStatus::Ended { failed: 2 });
     assert_eq!(inboxes[0].next_news(), expected);
 }
 
 #[test]
-fn departed_part_is_unreachable() {
+fn departed_shard_is_unreachable() {
     let (_folder, dir) = folder(2);
     let meshes = all(&dir, 2);
     let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
-    assert!(meshes[0].send(PartId(1), vec![1]));
+    assert!(meshes[0].send(ShardId(1), vec![1]));
     inboxes[1].wait_for_messages(1);
     inboxes[0].wait_for_all(1);
     meshes[1].leave();
     let event = inboxes[0].next_news();
-    assert_eq!(event, PartEvent::Went(PartId(1), "its process has ended".to_owned()));
-    while meshes[0].send(PartId(1), vec![1]) {
+    assert_eq!(event, ShardEvent::Went(ShardId(1), "its process has ended".to_owned()));
+    while meshes[0].send(ShardId(1), vec![1]) {
         thread::yield_now();
     }
     assert!(meshes[0].has_room());
 }
 
-/// The last message of a part is received, although others send to it while it leaves.
+/// The last message of a shard is received, although others send to it while it leaves.
 #[test]
-fn last_message_of_a_leaving_part_is_heard() {
-    let ended = PartStatus::Ended { failed: 3 };
+fn last_message_of_a_leaving_shard_is_heard() {
+    let ended = ShardStatus::Ended { failed: 3 };
     for _ in 0..20 {
         let (_folder, dir) = folder(2);
         let meshes = all(&dir, 2);
         let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
         inboxes[0].wait_for_all(1);
         thread::scope(|scope| {
-            scope.spawn(|| while meshes[0].send(PartId(1), vec![1; 5000]) {});
+            scope.spawn(|| while meshes[0].send(ShardId(1), vec![1; 5000]) {});
             inboxes[1].wait_for_messages(1);
             meshes[1].tell(ended);
             meshes[1].leave();
         });
-        assert_eq!(inboxes[0].next_news(), PartEvent::Status(PartId(1), ended));
-        let went = PartEvent::Went(PartId(1), "its process has ended".to_owned());
+        assert_eq!(inboxes[0].next_news(), ShardEvent::Status(ShardId(1), ended));
+        let went = ShardEvent::Went(ShardId(1), "its process has ended".to_owned());
         assert_eq!(inboxes[0].next_news(), went);
     }
 }
 
 #[test]
-fn returning_part_learns_the_others_state() {
-    const PARTS: u16 = 3;
-    let (_folder, dir) = folder(PARTS.into());
-    let mut meshes = all(&dir, PARTS);
+fn returning_shard_learns_the_others_state() {
+    const SHARDS: u16 = 3;
+    let (_folder, dir) = folder(SHARDS.into());
+    let mut meshes = all(&dir, SHARDS);
     let mut inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
     inboxes.iter().for_each(|inbox| inbox.wait_for_all(2));
-    // In this order, the first part is once the one that comes back, and once one that others
+    // In this order, the first shard is once the one that comes back, and once one that others
     // connect to.
-    for part in [1, 0, 2] {
-        let (own, others) = (PartId(part), [0, 1, 2].into_iter().filter(|other| *other != part));
+    for shard in [1, 0, 2] {
+        let (own, others) = (ShardId(shard), [0, 1, 2].into_iter().filter(|other| *other != shard));
         meshes[own.index()].leave();
         for other in others.clone() {
             let event = inboxes[other as usize].next_news();
-            assert_eq!(event, PartEvent::Went(own, "its process has ended".to_owned()));
+            assert_eq!(event, ShardEvent::Went(own, "its process has ended".to_owned()));
         }
-        meshes[own.index()] = Arc::clone(&meshes[usize::from((part + 1) % PARTS)]);
-        let joining = join_again(&dir, hello(part, PARTS.into()));
+        meshes[own.index()] = Arc::clone(&meshes[usize::from((shard + 1) % SHARDS)]);
+        let joining = join_again(&dir, hello(shard, SHARDS.into()));
         let again = Arc::new(joining.meet(&mut |_, _| ()).unwrap());
         meshes[own.index()] = Arc::clone(&again);
         inboxes[own.index()] = Inbox::of(&again);
         for other in others.clone() {
             let event = inboxes[other as usize].next_news();
-            assert_eq!(event, PartEvent::Status(own, PartStatus::Here));
+            assert_eq!(event, ShardEvent::Status(own, ShardStatus::Here));
             assert!(meshes[other as usize].send(own, vec![other as u8]));
-            assert!(again.send(PartId(other), vec![9]));
+            assert!(again.send(ShardId(other), vec![9]));
             inboxes[other as usize].wait_for_messages(1);
             inboxes[other as usize].messages.lock().unwrap().clear();
         }
@@ -244,44 +244,44 @@ fn returning_part_learns_the_others_state() {
         inboxes[own.index()].messages.lock().unwrap().clear();
         inboxes[own.index()].wait_for_all(2);
     }
-    meshes[0].tell(PartStatus::Ended { failed: 0 });
-    let ended = PartEvent::Status(PartId(0), PartStatus::Ended { failed: 0 });
+    meshes[0].tell(ShardStatus::Ended { failed: 0 });
+    let ended = ShardEvent::Status(ShardId(0), ShardStatus::Ended { failed: 0 });
     for inbox in &inboxes[1..] {
         assert_eq!(inbox.next_news(), ended);
     }
 }
 
 #[test]
-fn part_is_held_by_one_process() {
+fn shard_is_held_by_one_process() {
     let (_folder, dir) = folder(2);
     let _holder = Joining::new(&dir, hello(0, 2)).unwrap();
     let error = Joining::new(&dir, hello(0, 2)).err().unwrap().to_string();
-    assert!(error.starts_with("part 0 of machine demo is taken: another process"), "{error}");
+    assert!(error.starts_with("shard 0 of machine demo is taken: another process"), "{error}");
     drop(_holder);
 
-    // Another process has a copy of a part's files, and connects when all have met.
+    // Another process has a copy of a shard's files, and connects when all have met.
     let meshes = all(&dir, 2);
     let inboxes: Vec<_> = meshes.iter().map(Inbox::of).collect();
     inboxes.iter().for_each(|inbox| inbox.wait_for_all(1));
     let addresses = fs::read_to_string(dir.join("parts.toml")).unwrap();
-    for part in [1, 0] {
-        let own = addresses.split('"').nth(2 * usize::from(part) + 1).unwrap();
+    for shard in [1, 0] {
+        let own = addresses.split('"').nth(2 * usize::from(shard) + 1).unwrap();
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let elsewhere = addresses.replace(own, &free.to_string());
         fs::write(dir.join("parts.toml"), elsewhere).unwrap();
-        let error = meet(&dir, hello(part, 2)).err().unwrap().to_string();
+        let error = meet(&dir, hello(shard, 2)).err().unwrap().to_string();
         let pid = std::process::id();
         let expected =
-            format!("part {part} of machine demo is taken by process {pid} at 127.0.0.1");
+            format!("shard {shard} of machine demo is taken by process {pid} at 127.0.0.1");
         assert!(error.starts_with(&expected), "{error}");
     }
-    // The holder of the part keeps running.
-    assert!(meshes[0].send(PartId(1), vec![1]) && meshes[1].send(PartId(0), vec![1]));
+    // The holder of the shard keeps running.
+    assert!(meshes[0].send(ShardId(1), vec![1]) && meshes[1].send(ShardId(0), vec![1]));
     inboxes.iter().for_each(|inbox| inbox.wait_for_messages(1));
 }
 
 #[test]
-fn unfit_parts_refuse_each_other() {
+fn unfit_shards_refuse_each_other() {
     let (_folder, dir) = folder(2);
     let own = hello(0, 2);
     let other = hello(1, 2);
@@ -305,14 +305,14 @@ fn unfit_parts_refuse_each_other() {
         let second = meet(&dir, other).err().unwrap().to_string();
         let first = first.join().unwrap().err().unwrap().to_string();
         for line in [first, second] {
-            for named in [format!("part 0/2 has {has}"), format!("part 1/2 has {and}")] {
+            for named in [format!("shard 0/2 has {has}"), format!("shard 1/2 has {and}")] {
                 assert!(line.contains(&named), "{line}");
             }
             assert!(!line.contains('\n'));
         }
     }
     let error = Joining::new(&dir, hello(0, 3)).err().unwrap().to_string();
-    assert!(error.contains("has addresses for 2 parts; give 0/2"), "{error}");
+    assert!(error.contains("has addresses for 2 shards; give 0/2"), "{error}");
 }
 
 #[test]
@@ -334,11 +334,11 @@ fn strangers_are_turned_away() {
 }
 
 #[test]
-fn part_cannot_claim_another_number() {
+fn shard_cannot_claim_another_number() {
     let (_folder, dir) = folder(3);
     let joining = Joining::new(&dir, hello(0, 3)).unwrap();
     let first = thread::spawn(move || joining.meet(&mut |_, _| ()));
-    // This part has the certificate of part 1, and claims to be part 2.
+    // This shard has the certificate of shard 1, and claims to be shard 2.
     let (_other, liars) = folder(3);
     for file in ["parts.toml", "authority.pem"] {
         fs::copy(dir.join(file), liars.join(file)).unwrap();
@@ -348,7 +348,7 @@ fn part_cannot_claim_another_number() {
     }
     let liar = Joining::new(&liars, hello(2, 3)).unwrap();
     let error = liar.meet(&mut |_, _| ()).err().unwrap().to_string();
-    assert_eq!(error, "a peer that claims to be part 2 has another certificate");
+    assert_eq!(error, "a peer that claims to be shard 2 has another certificate");
     assert!(!first.is_finished());
 }
 
@@ -366,15 +366,15 @@ fn silent_connections_delay_no_other() {
     let inboxes = [&first, &second].map(Inbox::of);
     inboxes.iter().for_each(|inbox| inbox.wait_for_all(1));
     drop(before);
-    // Silent connections do not disturb a part that comes back later either.
+    // Silent connections do not disturb a shard that comes back later either.
     let _flood = silent(100);
     second.leave();
-    assert!(matches!(inboxes[0].next_news(), PartEvent::Went(PartId(1), _)));
+    assert!(matches!(inboxes[0].next_news(), ShardEvent::Went(ShardId(1), _)));
     drop(second);
     let again = join_again(&dir, hello(1, 2));
     let again = Arc::new(again.meet(&mut |_, _| ()).unwrap());
     let _inbox = Inbox::of(&again);
-    assert_eq!(inboxes[0].next_news(), PartEvent::Status(PartId(1), PartStatus::Here));
+    assert_eq!(inboxes[0].next_news(), ShardEvent::Status(ShardId(1), ShardStatus::Here));
 }
 
 /// Takes no messages before it is opened.
@@ -393,7 +393,7 @@ impl Gate {
 }
 
 impl Receive for Gate {
-    fn message(&self, from: PartId, message: &[u8]) {
+    fn message(&self, from: ShardId, message: &[u8]) {
         let open = self.open.lock().unwrap();
         drop(self.opened.wait_while(open, |open| !*open).unwrap());
         self.inbox.message(from, message);
@@ -401,13 +401,13 @@ impl Receive for Gate {
 
     fn room(&self) {}
 
-    fn event(&self, event: PartEvent) {
+    fn event(&self, event: ShardEvent) {
         self.inbox.event(event);
     }
 }
 
 #[test]
-fn stuck_part_holds_back_its_senders() {
+fn stuck_shard_holds_back_its_senders() {
     const PIECE: usize = 64 << 10;
     let (_folder, dir) = folder(3);
     let meshes = all(&dir, 3);
@@ -418,12 +418,12 @@ fn stuck_part_holds_back_its_senders() {
         inbox.wait_for_all(2);
     }
     assert!(meshes.iter().all(|mesh| mesh.has_room()));
-    // Part 1 passes on messages from part 0 to part 2.
+    // Shard 1 passes on messages from shard 0 to shard 2.
     let pass_on = |number: u32| {
         let mut message = number.to_le_bytes().to_vec();
         message.resize(PIECE, number as u8);
-        let passed = meshes[1].pass_on(PartId(2), message);
-        meshes[1].hold_back(PartId(0), PartId(2));
+        let passed = meshes[1].pass_on(ShardId(2), message);
+        meshes[1].hold_back(ShardId(0), ShardId(2));
         passed
     };
     let passed = (0..).find(|number| !pass_on(*number)).unwrap();
@@ -434,9 +434,9 @@ fn stuck_part_holds_back_its_senders() {
     while meshes[0].has_room() {
         thread::yield_now();
     }
-    // Its own messages to that part are still accepted, and it does not wait.
-    assert!(meshes[1].send(PartId(2), passed.to_le_bytes().to_vec()));
-    assert!(meshes[1].send(PartId(0), vec![1]));
+    // Its own messages to that shard are still accepted, and it does not wait.
+    assert!(meshes[1].send(ShardId(2), passed.to_le_bytes().to_vec()));
+    assert!(meshes[1].send(ShardId(0), vec![1]));
     first.wait_for_messages(1);
 
     slow.open();
@@ -452,11 +452,11 @@ fn stuck_part_holds_back_its_senders() {
     assert!(first.event.lock().unwrap().is_empty() && second.event.lock().unwrap().is_empty());
 }
 
-/// Passes messages of other parts to a machine. One of these parts may send anything.
-struct Inwards(Network, Option<PartId>);
+/// Passes messages of other shards to a machine. One of these shards may send anything.
+struct Inwards(Network, Option<ShardId>);
 
 impl Receive for Inwards {
-    fn message(&self, from: PartId, message: &[u8]) {
+    fn message(&self, from: ShardId, message: &[u8]) {
         let taken = self.0.receive(from, message);
         assert!(taken.is_ok() || self.1 == Some(from), "{taken:?}");
     }
@@ -465,11 +465,11 @@ impl Receive for Inwards {
         self.0.room();
     }
 
-    fn event(&self, event: PartEvent) {
+    fn event(&self, event: ShardEvent) {
         match event {
-            PartEvent::Went(part, _) => self.0.part_went(part),
-            PartEvent::Status(part, PartStatus::Here) => self.0.part_came(part),
-            PartEvent::Status(..) => {}
+            ShardEvent::Went(shard, _) => self.0.shard_went(shard),
+            ShardEvent::Status(shard, ShardStatus::Here) => self.0.shard_came(shard),
+            ShardEvent::Status(..) => {}
         }
     }
 }
@@ -493,7 +493,7 @@ fn put(cq: &mut Cq<InProcess>, to: Target, len: u32) -> Rcode {
     }
 }
 
-/// A node of a part, with a queue and a buffer that others may read and write.
+/// A node of a shard, with a queue and a buffer that others may read and write.
 struct Node {
     machine: Arc<Machine>,
     mesh: Arc<Mesh>,
@@ -503,27 +503,27 @@ struct Node {
 }
 
 impl Node {
-    /// A node with the cables of its part, in a machine with one node in each part.
-    fn new(mesh: &Arc<Mesh>, shape: Shape, own: PartId, len: usize) -> Self {
+    /// A node with the cables of its shard, in a machine with one node in each shard.
+    fn new(mesh: &Arc<Mesh>, shape: Shape, own: ShardId, len: usize) -> Self {
         Self::beside(None, mesh, shape, own, len)
     }
 
-    /// The same with another part that may send anything.
+    /// The same with another shard that may send anything.
     fn beside(
-        hostile: Option<PartId>,
+        hostile: Option<ShardId>,
         mesh: &Arc<Mesh>,
         shape: Shape,
-        own: PartId,
+        own: ShardId,
         len: usize,
     ) -> Self {
-        let parts = shape.nodes();
+        let shards = shape.nodes();
         let timeout_ns = 2 * PATIENCE.as_nanos() as u64;
         let config = MachineConfig { timeout_ns, ..MachineConfig::new(shape) };
-        let part = Some(Part { count: parts, own, transport: Arc::clone(mesh) as _ });
-        let surroundings = Surroundings { part, ..Surroundings::default() };
+        let shard = Some(Shard { count: shards, own, transport: Arc::clone(mesh) as _ });
+        let surroundings = Surroundings { shard, ..Surroundings::default() };
         let machine = Arc::new(Machine::within(config, surroundings).unwrap());
         let network = machine.network();
-        (0..parts as u16).map(PartId).for_each(|part| network.part_came(part));
+        (0..shards as u16).map(ShardId).for_each(|shard| network.shard_came(shard));
         start(mesh, &Arc::new(Inwards(network.clone(), hostile)));
         machine.start().unwrap();
         let at = shape.iter().nth(own.index()).unwrap();
@@ -552,7 +552,7 @@ fn machines_put_until_one_of_them_goes() {
     let (_folder, dir) = folder(2);
     let meshes = all(&dir, 2);
     let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
-    let nodes = (0..).map(PartId).zip(&meshes);
+    let nodes = (0..).map(ShardId).zip(&meshes);
     let mut nodes: Vec<_> = nodes.map(|(own, mesh)| Node::new(mesh, shape, own, LEN)).collect();
     let [near, far] = &mut nodes[..] else { unreachable!("two nodes") };
     let data = pattern(LEN);
@@ -571,22 +571,22 @@ fn machines_put_until_one_of_them_goes() {
     assert_eq!(put(&mut near.cq, to, 8), Rcode::LINK_DOWN);
 }
 
-/// Whatever a part with the right certificate sends, the others keep communicating, and an honest
-/// part may replace it.
+/// Whatever a shard with the right certificate sends, the others keep communicating, and an honest
+/// shard may replace it.
 #[test]
-fn hostile_part_leaves_the_others_working() {
+fn hostile_shard_leaves_the_others_working() {
     let (_folder, dir) = folder(3);
     let mut meshes = all(&dir, 3);
     let shape: Shape = "3x1x1x1x1x1".parse().unwrap();
     let mut nodes: Vec<_> = [0, 2]
         .into_iter()
-        .map(|part| {
-            let (mesh, own) = (&meshes[part], PartId(part as u16));
-            Node::beside(Some(PartId(1)), mesh, shape, own, 64 << 10)
+        .map(|shard| {
+            let (mesh, own) = (&meshes[shard], ShardId(shard as u16));
+            Node::beside(Some(ShardId(1)), mesh, shape, own, 64 << 10)
         })
         .collect();
     let first = Arc::clone(&meshes[0]);
-    let is_gone = || first.peers().iter().any(|peer| peer.part == PartId(1) && peer.gone);
+    let is_gone = || first.peers().iter().any(|peer| peer.shard == ShardId(1) && peer.gone);
     meshes[1].leave();
     drop(meshes.remove(1));
     let own = hello(1, 3);
@@ -616,7 +616,7 @@ fn hostile_part_leaves_the_others_working() {
         assert_eq!(put(&mut first.cq, far, 8), Rcode::SUCCESS, "round {round}");
         assert_eq!(put(&mut second.cq, near, 8), Rcode::SUCCESS, "round {round}");
     }
-    let counters = nodes[0].machine.network().cables(PartId(1)).unwrap();
+    let counters = nodes[0].machine.network().cables(ShardId(1)).unwrap();
     assert!(counters.refused > rounds / 4, "{counters:?}");
     while !is_gone() {
         thread::yield_now();
@@ -627,25 +627,25 @@ fn hostile_part_leaves_the_others_working() {
     inbox.wait_for_all(2);
 }
 
-/// Four parts in a row. The last two are connected over a bad network.
+/// Four shards in a row. The last two are connected over a bad network.
 fn over(rough: Rough) -> (TempDir, Vec<Arc<Mesh>>, Relay) {
-    const PARTS: u16 = 4;
-    let (folder, dir) = folder(PARTS.into());
+    const SHARDS: u16 = 4;
+    let (folder, dir) = folder(SHARDS.into());
     let addresses = fs::read_to_string(dir.join("parts.toml")).unwrap();
     let third = addresses.split('"').nth(5).unwrap();
     let relay = Relay::new(third, rough);
-    // The last part finds its neighbour at the relay's address.
+    // The last shard finds its neighbour at the relay's address.
     let its = folder.path().join("its");
     fs::create_dir(&its).unwrap();
     fs::write(its.join("parts.toml"), addresses.replace(third, relay.address())).unwrap();
     fs::copy(dir.join("authority.pem"), its.join("authority.pem")).unwrap();
     fs::rename(dir.join("part-3"), its.join("part-3")).unwrap();
-    let join = |part| {
-        let dir = if part == 3 { its.clone() } else { dir.clone() };
-        thread::spawn(move || meet(&dir, shaped("row", part, PARTS.into())))
+    let join = |shard| {
+        let dir = if shard == 3 { its.clone() } else { dir.clone() };
+        thread::spawn(move || meet(&dir, shaped("row", shard, SHARDS.into())))
     };
-    let joining: Vec<_> = (0..PARTS).map(join).collect();
-    let meshes = joining.into_iter().map(|part| Arc::new(part.join().unwrap().unwrap()));
+    let joining: Vec<_> = (0..SHARDS).map(join).collect();
+    let meshes = joining.into_iter().map(|shard| Arc::new(shard.join().unwrap().unwrap()));
     (folder, meshes.collect(), relay)
 }
 
@@ -657,12 +657,12 @@ fn transit_to_a_slow_cable_arrives() {
     let (_folder, meshes, relay) = over(rough);
     let shape: Shape = "4x1x1x1x1x1".parse().unwrap();
     let shape = shape.with_torus([false; 3]);
-    let nodes = (0..).map(PartId).zip(&meshes);
+    let nodes = (0..).map(ShardId).zip(&meshes);
     let mut nodes: Vec<_> = nodes.map(|(own, mesh)| Node::new(mesh, shape, own, LEN)).collect();
     let data = pattern(LEN);
     nodes[0].buffer.write(0, &data);
     let last = nodes[3].target();
-    // More data than any part stores before it makes others wait, and then all of it back.
+    // More data than any shard stores before it makes others wait, and then all of it back.
     let at = StagOffset::new(CqId::ALL[0], 0, 0);
     let first = &mut nodes[0];
     for order in [Order::put(last, at, at, LEN as u32), Order::get(last, at, at, LEN as u32)] {
@@ -692,10 +692,10 @@ fn transit_to_a_slow_cable_arrives() {
         thread::yield_now();
     }
 
-    // Both ends notice that the connection breaks, and no other part does.
+    // Both ends notice that the connection breaks, and no other shard does.
     relay.cut();
     for (own, other) in [(2, 3), (3, 2)] {
-        while !meshes[own].peers().iter().any(|peer| peer.part == PartId(other) && peer.gone) {
+        while !meshes[own].peers().iter().any(|peer| peer.shard == ShardId(other) && peer.gone) {
             thread::yield_now();
         }
     }

@@ -152,17 +152,17 @@ fn look(control: &Path, ping: bool) -> anyhow::Result<MachineInfo> {
     }
 }
 
-/// A running machine, or those of its parts that run on this host, any of which answers for all.
+/// A running machine, or those of its shards that run on this host, any of which answers for all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
     /// The name of the machine.
     pub name: MachineName,
-    /// The names and sockets of its processes here, at least one. If the machine is in parts, these
-    /// are the names of the parts.
+    /// The names and sockets of its processes here, at least one. If the machine is in shards,
+    /// these are the names of the shards.
     pub sockets: Vec<(MachineName, PathBuf)>,
 }
 
-/// Returns the machines that run on this host, or of which parts do, by name.
+/// Returns the machines that run on this host, or of which shards do, by name.
 ///
 /// # Errors
 ///
@@ -198,7 +198,7 @@ pub fn find_present(name: Option<&MachineName>) -> anyhow::Result<Present> {
         (None, [only]) => return Ok(only.clone()),
         (None, _) if lasting.len() == 1 => return Ok(lasting[0].clone()),
         (None, _) => bail!("several machines are running, name one of them: {}", names()),
-        // A part may be given by its own name as well.
+        // A shard may be given by its own name as well.
         (Some(wanted), all) => (wanted, all.iter().find(|machine| machine.is_called(wanted))),
     };
     found
@@ -212,15 +212,15 @@ impl Present {
     }
 }
 
-/// Finds a machine, and the socket for requests to it: that of the named part, or of the first part
-/// here.
+/// Finds a machine, and the socket for requests to it: that of the named shard, or of the first
+/// shard here.
 ///
 /// # Errors
 ///
 /// As [`find_present`].
 pub fn find_machine(name: Option<&MachineName>) -> anyhow::Result<(MachineName, PathBuf)> {
     let Present { name: machine, sockets } = find_present(name)?;
-    let named = sockets.iter().find(|(part, _)| Some(part) == name).or(sockets.first());
+    let named = sockets.iter().find(|(shard, _)| Some(shard) == name).or(sockets.first());
     let (_, socket) = named.context("a machine without a process")?;
     Ok((machine, socket.clone()))
 }

@@ -13,8 +13,8 @@ use crate::protocol::NodeInfo;
 /// run's process follows.
 const OF_A_RUN: &str = "run-";
 
-/// Separates the name of a machine from the number of one of its parts.
-const OF_A_PART: &str = "-part";
+/// Separates the name of a machine from the number of one of its shards.
+const OF_A_SHARD: &str = "-part";
 
 /// Name of a machine, which is also a file name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -43,21 +43,21 @@ impl MachineName {
         self.0.starts_with(OF_A_RUN)
     }
 
-    /// Returns the name of the machine of which this is a part, `NAME-partI`, or else this name.
+    /// Returns the name of the machine of which this is a shard, `NAME-partI`, or else this name.
     #[must_use]
     pub(crate) fn of_whole(&self) -> Self {
         let whole =
-            self.0.rsplit_once(OF_A_PART).filter(|(_, part)| decimal::<u16>(part).is_some());
+            self.0.rsplit_once(OF_A_SHARD).filter(|(_, shard)| decimal::<u16>(shard).is_some());
         whole.map_or_else(|| self.clone(), |(whole, _)| Self(whole.to_owned()))
     }
 
-    /// Returns the name of a part of the machine of this name.
+    /// Returns the name of a shard of the machine of this name.
     ///
     /// # Errors
     ///
     /// The rules for names, if the result is too long.
-    pub fn of_part(&self, part: u16) -> Result<Self, &'static str> {
-        format!("{self}{OF_A_PART}{part}").parse()
+    pub fn of_shard(&self, shard: u16) -> Result<Self, &'static str> {
+        format!("{self}{OF_A_SHARD}{shard}").parse()
     }
 
     /// Returns the name as text.
@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_called_after_their_machine() {
+    fn shards_are_called_after_their_machine() {
         let name = |text: &str| text.parse::<MachineName>().unwrap();
-        assert_eq!(name("demo").of_part(12).unwrap(), name("demo-part12"));
+        assert_eq!(name("demo").of_shard(12).unwrap(), name("demo-part12"));
         assert_eq!(name("demo-part12").of_whole(), name("demo"));
         for text in ["demo", "demo-part", "demo-partx", "part1"] {
             assert_eq!(name(text).of_whole(), name(text));
         }
-        assert!(name(&"x".repeat(30)).of_part(0).is_err());
+        assert!(name(&"x".repeat(30)).of_shard(0).is_err());
     }
 
     #[test]

@@ -400,28 +400,29 @@ pub struct MachineInfo {
     /// Its jobs, in the order in which they came.
     #[serde(default)]
     pub jobs: Vec<JobInfo>,
-    /// Its parts, if it is in parts.
-    #[serde(default)]
-    pub parts: Vec<PartInfo>,
+    /// Its shards, if it is in shards.
+    #[serde(default, rename = "parts")]
+    pub shards: Vec<ShardInfo>,
 }
 
-/// A part of a machine as `tofu ps` shows it.
+/// A shard of a machine as `tofu ps` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PartInfo {
+pub struct ShardInfo {
     /// Its number.
-    pub part: u16,
+    #[serde(rename = "part")]
+    pub shard: u16,
     /// The address at which it listens, as given to `tofu hosts init`.
     pub address: String,
     /// The process that has it, or had it.
     pub pid: u32,
     /// Its state.
-    pub state: PartState,
+    pub state: ShardState,
 }
 
-/// Whether a part is present.
+/// Whether a shard is present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PartState {
+pub enum ShardState {
     /// It is the one that was asked.
     Here,
     /// It answers.
@@ -432,7 +433,7 @@ pub enum PartState {
     Lost,
 }
 
-impl fmt::Display for PartState {
+impl fmt::Display for ShardState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Here => "here",
@@ -492,9 +493,9 @@ pub struct NodeInfo {
     pub index: u32,
     /// Its coordinates.
     pub at: [u8; 6],
-    /// The part that it belongs to, if the machine is in parts.
-    #[serde(default)]
-    pub part: Option<u16>,
+    /// The shard that it belongs to, if the machine is in shards.
+    #[serde(default, rename = "part")]
+    pub shard: Option<u16>,
     /// Name, such as `t-0-0-0-0-0-0`.
     pub name: String,
     /// The user of its device.

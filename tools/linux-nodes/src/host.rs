@@ -66,7 +66,7 @@ impl LinuxBackend for LinuxHost {
         let Runtime { boot_files, kvm, .. } = self.runtime.of(Arch::default());
         let has_lan = !matches!(self.lan, Ethernet::None);
         let lines = plan.netbooted_linux().map(|(id, linux)| {
-            // Nodes of other parts have no place in the Ethernet.
+            // Nodes of other shards have no place in the Ethernet.
             let index = plan.linux().position(|(own, _)| own == id).filter(|_| has_lan);
             let line = self.command_line(plan, plan.coords(id), linux, index.map(lan::ip));
             let clock = if *kvm { None } else { tofu_vmm::host_tsc_khz() };

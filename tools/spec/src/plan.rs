@@ -10,14 +10,14 @@ use std::path::PathBuf;
 use tofu_abi::Coords;
 use tofu_arch::Arch;
 use tofu_control::MachineName;
-use tofu_fabric::{FaultPlan, Link, NodeId, Parts, Port, Shape};
+use tofu_fabric::{FaultPlan, Link, NodeId, Port, Shape, Shards};
 use tofu_machine::Links;
 use tofu_netboot::Fault;
 
 use crate::guest::Guest;
 use crate::units::{
     ArmCpu, BootFrom, Cpus, Doorbell, Driver, Engines, ImageName, Interconnect, IpNumber,
-    MemorySize, MetricsAddress, Mtu, Net, PartOf, TapWhen, Timeout, Vmm,
+    MemorySize, MetricsAddress, Mtu, Net, ShardOf, TapWhen, Timeout, Vmm,
 };
 
 pub use error::PlanError;
@@ -29,8 +29,8 @@ pub struct Network {
     pub shape: Shape,
     /// Links that start down in both directions, each named from one of its ends.
     pub links_down: BTreeSet<(Coords, Port)>,
-    /// The part of it that this process has, or `None` for all of it.
-    pub part: Option<PartOf>,
+    /// The shard of it that this process has, or `None` for all of it.
+    pub shard: Option<ShardOf>,
 }
 
 /// A checked machine. From here on, only the host can refuse something in it.
@@ -62,15 +62,15 @@ pub struct Plan {
     pub ip: IpPlan,
     /// True if a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: bool,
-    /// True if the guests of this part are stopped when another part is lost.
-    pub end_with_part: bool,
+    /// True if the guests of this shard are stopped when another shard is lost.
+    pub end_with_shard: bool,
     /// Faults on its links.
     pub faults: Option<FaultPlan>,
     /// Captures from the start of the machine on.
     pub captures: Vec<CapturePlan>,
-    /// All nodes in the order of their numbers. Those of other parts are stubs here.
+    /// All nodes in the order of their numbers. Those of other shards are stubs here.
     pub nodes: Vec<NodePlan>,
-    /// The roles of nodes in other parts.
+    /// The roles of nodes in other shards.
     pub elsewhere: Vec<(NodeId, Role)>,
 }
 
@@ -256,32 +256,32 @@ impl Network {
 }
 
 impl Plan {
-    /// Returns the plan of one part of this machine. Other processes have the other parts.
+    /// Returns the plan of one shard of this machine. Other processes have the other shards.
     ///
     /// # Errors
     ///
-    /// If the machine cannot be cut into this many parts, or has something that machines in parts
+    /// If the machine cannot be cut into this many shards, or has something that machines in shards
     /// do not support.
-    pub fn cut(mut self, own: PartOf) -> Result<Self, PlanError> {
-        let parts = Parts::new(self.network.shape, own.of)?;
+    pub fn cut(mut self, own: ShardOf) -> Result<Self, PlanError> {
+        let shards = Shards::new(self.network.shape, own.of)?;
         let lacks = [(self.links != Links::Direct, "modelled links")];
-        error::refuse(lacks, PlanError::InParts)?;
+        error::refuse(lacks, PlanError::InShards)?;
         if self.on_linux.net != Net::None {
-            return Err(PlanError::NetInParts);
+            return Err(PlanError::NetInShards);
         }
         for CapturePlan { at, .. } in &self.captures {
-            let part = self.network.shape.node_id(*at).and_then(|id| parts.of(id));
-            if let Some(part) = part.filter(|part| *part != own.part) {
-                return Err(PlanError::CaptureElsewhere { at: *at, part });
+            let shard = self.network.shape.node_id(*at).and_then(|id| shards.of(id));
+            if let Some(shard) = shard.filter(|shard| *shard != own.shard) {
+                return Err(PlanError::CaptureElsewhere { at: *at, shard });
             }
         }
         for (id, node) in (0..).map(NodeId).zip(&mut self.nodes) {
-            if parts.of(id) != Some(own.part) {
+            if shards.of(id) != Some(own.shard) {
                 let role = std::mem::replace(&mut node.role, Role::Stub);
                 self.elsewhere.push((id, role));
             }
         }
-        self.network.part = Some(own);
+        self.network.shard = Some(own);
         Ok(self)
     }
 
@@ -311,27 +311,27 @@ impl Plan {
         Arch::ALL.into_iter().filter(has).collect()
     }
 
-    /// Returns the gateway if it is in this part.
+    /// Returns the gateway if it is in this shard.
     pub fn gateway(&self) -> Option<NodeId> {
         self.roles().find(|(_, role)| matches!(role, Role::Gateway)).map(|(id, _)| id)
     }
 
-    /// Returns the gateway, whichever part has it.
+    /// Returns the gateway, whichever shard has it.
     pub fn any_gateway(&self) -> Option<NodeId> {
         let elsewhere = self.elsewhere.iter().find(|(_, role)| matches!(role, Role::Gateway));
         self.gateway().or(elsewhere.map(|(id, _)| *id))
     }
 
-    /// Returns the boot server if it is in this part.
+    /// Returns the boot server if it is in this shard.
     pub fn own_boot_server(&self) -> Option<ServerPlan> {
         let elsewhere = |server: &ServerPlan| {
-            let PartOf { part, of } = self.network.part?;
-            Some(Parts::new(self.network.shape, of).ok()?.of(server.at) != Some(part))
+            let ShardOf { shard, of } = self.network.shard?;
+            Some(Shards::new(self.network.shape, of).ok()?.of(server.at) != Some(shard))
         };
         self.boot_server.filter(|server| elsewhere(server) != Some(true))
     }
 
-    /// Returns the small guests of all parts that boot over the torus.
+    /// Returns the small guests of all shards that boot over the torus.
     pub fn netbooted_bare(&self) -> impl Iterator<Item = (NodeId, &VmPlan)> {
         self.all_roles().filter_map(|(id, role)| match role {
             Role::Bare(vm) if vm.boot == BootFrom::Tofu => Some((id, vm)),
@@ -339,7 +339,7 @@ impl Plan {
         })
     }
 
-    /// Returns the Linux guests of all parts that boot over the torus.
+    /// Returns the Linux guests of all shards that boot over the torus.
     pub fn netbooted_linux(&self) -> impl Iterator<Item = (NodeId, &LinuxPlan)> {
         self.all_roles().filter_map(|(id, role)| match role {
             Role::Linux(linux) if linux.boot == BootFrom::Tofu => Some((id, linux)),
@@ -351,12 +351,12 @@ impl Plan {
         self.roles().chain(self.elsewhere.iter().map(|(id, role)| (*id, role)))
     }
 
-    /// Returns the nodes of this part that have a virtual machine.
+    /// Returns the nodes of this shard that have a virtual machine.
     pub fn vms(&self) -> impl Iterator<Item = NodeId> {
         self.roles().filter_map(|(id, role)| role.vm().map(|_| id))
     }
 
-    /// Returns the number of virtual machines in all parts of the machine, without those at I/O
+    /// Returns the number of virtual machines in all shards of the machine, without those at I/O
     /// nodes.
     pub fn compute_vms(&self) -> usize {
         let shape = &self.network.shape;
@@ -364,7 +364,7 @@ impl Plan {
         self.all_roles().filter(|(id, role)| role.vm().is_some() && counts(*id)).count()
     }
 
-    /// Returns the number of virtual machines in all parts of the machine.
+    /// Returns the number of virtual machines in all shards of the machine.
     pub fn all_vms(&self) -> usize {
         self.all_roles().filter(|(_, role)| role.vm().is_some()).count()
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tofu_abi::decimal;
-use tofu_fabric::{PartId, Parts};
+use tofu_fabric::{ShardId, Shards};
 use tofu_ipotofu::Config;
 use tofu_machine::{Generation, Links};
 use tofu_ui::not_allowed;
@@ -183,37 +183,37 @@ impl FromStr for MetricsAddress {
     }
 }
 
-/// One part of a machine, and the number of parts: `0/2`.
+/// One shard of a machine, and the number of shards: `0/2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartOf {
-    /// The part, from 0.
-    pub part: PartId,
-    /// The number of parts.
+pub struct ShardOf {
+    /// The shard, from 0.
+    pub shard: ShardId,
+    /// The number of shards.
     pub of: u32,
 }
 
-impl FromStr for PartOf {
+impl FromStr for ShardOf {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let allowed = || {
             format!(
-                "a part is I/N, such as 0/2, with I from 0 on and below N, and N at most {}",
-                Parts::MOST
+                "a shard is I/N, such as 0/2, with I from 0 on and below N, and N at most {}",
+                Shards::MOST
             )
         };
-        let (part, of) = text.split_once('/').ok_or_else(allowed)?;
-        let (part, of) = decimal::<u16>(part).zip(decimal::<u32>(of)).ok_or_else(allowed)?;
-        if u32::from(part) >= of || of > Parts::MOST {
+        let (shard, of) = text.split_once('/').ok_or_else(allowed)?;
+        let (shard, of) = decimal::<u16>(shard).zip(decimal::<u32>(of)).ok_or_else(allowed)?;
+        if u32::from(shard) >= of || of > Shards::MOST {
             return Err(allowed());
         }
-        Ok(Self { part: PartId(part), of })
+        Ok(Self { shard: ShardId(shard), of })
     }
 }
 
-impl fmt::Display for PartOf {
+impl fmt::Display for ShardOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.part, self.of)
+        write!(f, "{}/{}", self.shard, self.of)
     }
 }
 
@@ -624,11 +624,11 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_numbered_from_zero() {
-        let part: PartOf = "3/4".parse().unwrap();
-        assert_eq!((part.part, part.of, part.to_string()), (PartId(3), 4, "3/4".to_owned()));
+    fn shards_are_numbered_from_zero() {
+        let shard: ShardOf = "3/4".parse().unwrap();
+        assert_eq!((shard.shard, shard.of, shard.to_string()), (ShardId(3), 4, "3/4".to_owned()));
         for bad in ["3/2", "2/2", "0/0", "1", "/2", "1/", "-1/2", "+1/2", "0/4097", "0/2/3"] {
-            let why = bad.parse::<PartOf>().unwrap_err();
+            let why = bad.parse::<ShardOf>().unwrap_err();
             assert!(why.contains("such as 0/2"), "{bad}: {why}");
         }
     }

@@ -1,6 +1,6 @@
 //! The events of a running machine.
 
-use tofu_fabric::{NodeId, PartId};
+use tofu_fabric::{NodeId, ShardId};
 use tofu_netboot::wire::FileRole;
 use tofu_sync::queue::{self, Item, Receiver, Sender, WhenFull};
 use tofu_ui::signals;
@@ -30,12 +30,12 @@ pub enum Event {
     Died(NodeId, String),
     /// `tofu down` wants the machine to end.
     Down,
-    /// Another part of the machine has gone, for this reason.
-    PartWent(PartId, String),
-    /// Another part has come back, without any state.
-    PartCame(PartId),
-    /// All guests of another part have ended, and this many of them have failed.
-    PartEnded(PartId, u32),
+    /// Another shard of the machine has gone, for this reason.
+    ShardWent(ShardId, String),
+    /// Another shard has come back, without any state.
+    ShardCame(ShardId),
+    /// All guests of another shard have ended, and this many of them have failed.
+    ShardEnded(ShardId, u32),
 }
 
 /// The end of a guest.
@@ -103,7 +103,7 @@ impl EventSender {
 impl Item for Event {
     fn bytes(&self) -> usize {
         match self {
-            Self::Line(_, text) | Self::Died(_, text) | Self::PartWent(_, text) => text.len(),
+            Self::Line(_, text) | Self::Died(_, text) | Self::ShardWent(_, text) => text.len(),
             Self::Netboot(_, BootStage::Failed(text)) => text.len(),
             Self::Ended(_, Outcome::Fault(text)) => text.len(),
             Self::Frame(_, frame) => frame.bytes(),

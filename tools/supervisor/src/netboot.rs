@@ -59,8 +59,8 @@ pub struct LinuxFiles<'a> {
     pub command_lines: HashMap<NodeId, String>,
 }
 
-/// Starts the boot server of a plan, for the nodes of all parts. Returns `None` if no node needs
-/// one, or if another part has it.
+/// Starts the boot server of a plan, for the nodes of all shards. Returns `None` if no node needs
+/// one, or if another shard has it.
 ///
 /// # Errors
 ///

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventInfo, EventKind, JobInfo, NodeKind};
-use tofu_fabric::{NodeId, PartId, Parts};
+use tofu_fabric::{NodeId, ShardId, Shards};
 use tofu_gateway::{Connector, LinkStats};
 use tofu_machine::{AnyNetwork, AnyNode, LinkFailed};
 use tofu_sync::lock;
@@ -22,11 +22,11 @@ use crate::event::{BootStage, Event, EventSender, Outcome};
 use crate::gateway::GatewayInfo;
 use crate::jobs::Jobs;
 use crate::node::AgentNode;
-use crate::parts::Others;
 use crate::served::Served;
 use crate::settings::Settings;
+use crate::shards::Others;
 use tofu_spec::plan::Network;
-use tofu_spec::units::PartOf;
+use tofu_spec::units::ShardOf;
 
 /// The state of a machine, for the threads that serve `tofu ps` and similar commands.
 pub struct Registry {
@@ -56,19 +56,19 @@ pub struct Registry {
     cancelled: AtomicBool,
     /// True if a node fails with its guest.
     fail_with_guest: bool,
-    /// The other parts of the machine, if it is in parts.
+    /// The other shards of the machine, if it is in shards.
     rest: Option<Rest>,
-    /// The settings that commands have changed, for parts that come back.
+    /// The settings that commands have changed, for shards that come back.
     settings: Mutex<Settings>,
 }
 
-/// The rest of a machine in parts.
+/// The rest of a machine in shards.
 pub(crate) struct Rest {
-    pub(crate) own: PartId,
-    pub(crate) parts: Parts,
+    pub(crate) own: ShardId,
+    pub(crate) shards: Shards,
     pub(crate) others: Others,
-    /// The part with the gateway, if there is one.
-    pub(crate) gateway: Option<PartId>,
+    /// The shard with the gateway, if there is one.
+    pub(crate) gateway: Option<ShardId>,
 }
 
 /// A node without Linux.
@@ -132,24 +132,25 @@ impl Registry {
         }
     }
 
-    /// Makes this the registry of one part of a machine, which asks the other parts.
+    /// Makes this the registry of one shard of a machine, which asks the other shards.
     ///
     /// # Errors
     ///
-    /// If the machine is not in parts.
+    /// If the machine is not in shards.
     pub(crate) fn with_others(
         self,
         others: Option<Others>,
         gateway: Option<NodeId>,
     ) -> anyhow::Result<Self> {
         let Some(others) = others else { return Ok(self) };
-        let PartOf { part: own, of } = self.network.part.context("the machine is in no parts")?;
-        let parts = Parts::new(self.network.shape, of)?;
-        let gateway = gateway.and_then(|node| parts.of(node));
-        Ok(Self { rest: Some(Rest { own, parts, others, gateway }), ..self })
+        let ShardOf { shard: own, of } =
+            self.network.shard.context("the machine is in no shards")?;
+        let shards = Shards::new(self.network.shape, of)?;
+        let gateway = gateway.and_then(|node| shards.of(node));
+        Ok(Self { rest: Some(Rest { own, shards, others, gateway }), ..self })
     }
 
-    /// Returns the other parts of the machine, if it is in parts.
+    /// Returns the other shards of the machine, if it is in shards.
     pub(crate) fn rest(&self) -> Option<&Rest> {
         self.rest.as_ref()
     }
@@ -159,14 +160,14 @@ impl Registry {
         lock(&self.settings)
     }
 
-    /// Sends a part that has come back the settings that commands have changed, without waiting for
-    /// its answer.
-    fn tell(&self, part: PartId) {
+    /// Sends a shard that has come back the settings that commands have changed, without waiting
+    /// for its answer.
+    fn tell(&self, shard: ShardId) {
         let Some(rest) = &self.rest else { return };
         let (others, settings) = (rest.others.clone(), self.settings().clone());
         let tell = move || {
-            if let Err(error) = settings.tell(&others, part) {
-                log::warn!("part {part} does not know what commands have set: {error:#}");
+            if let Err(error) = settings.tell(&others, shard) {
+                log::warn!("shard {shard} does not know what commands have set: {error:#}");
             }
         };
         if let Err(error) = thread::Builder::new().name("settings".into()).spawn(tell) {
@@ -464,8 +465,8 @@ impl Registry {
                 self.publish(None, EventKind::Down);
                 return self.wait_for_followers();
             }
-            Event::PartCame(part) => return self.tell(*part),
-            Event::Started | Event::PartWent(..) | Event::PartEnded(..) => return,
+            Event::ShardCame(shard) => return self.tell(*shard),
+            Event::Started | Event::ShardWent(..) | Event::ShardEnded(..) => return,
         };
         self.publish(node, what);
         let works = match event {

@@ -13,7 +13,7 @@ use tofu_fabric::NodeId;
 use tofu_gateway::IoNode;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{
-    Doorbells, Drive, Generation, Links, Machine, MachineConfig, MachineOf, Part, Surroundings,
+    Doorbells, Drive, Generation, Links, Machine, MachineConfig, MachineOf, Shard, Surroundings,
     Torus, TorusConfig,
 };
 use tofu_sandbox::Role;
@@ -27,11 +27,11 @@ use crate::gateway::{Gateway, GatewaySetup};
 use crate::guests::Guests;
 use crate::machine::AnyMachine;
 use crate::node::LinuxBackend;
-use crate::parts::Others;
 use crate::registry::{Registry, SmallGuests};
+use crate::shards::Others;
 use crate::{netboot, programs};
 use tofu_spec::plan::{Network, Plan};
-use tofu_spec::units::{Doorbell, Engines, Interconnect, PartOf};
+use tofu_spec::units::{Doorbell, Engines, Interconnect, ShardOf};
 
 /// A running machine. Dropping it stops it, joins its threads and frees everything.
 pub trait Running: Send {
@@ -55,7 +55,7 @@ pub trait Running: Send {
         None
     }
 
-    /// Tells the other parts that all guests of this part have ended or are about to be stopped,
+    /// Tells the other shards that all guests of this shard have ended or are about to be stopped,
     /// and how many have failed.
     fn ended(&self, _failed: u32) {}
 
@@ -91,7 +91,7 @@ pub struct Machines {
     pub gateway: Option<GatewaySetup>,
     /// Captures from its start on.
     pub captures: Vec<ToFile>,
-    /// Its other parts, if it is in parts.
+    /// Its other shards, if it is in shards.
     pub others: Option<Others>,
     /// The rights that its threads give up.
     pub confinement: Confinement,
@@ -105,9 +105,9 @@ impl Machines {
     }
 }
 
-/// The time for which commands of a machine in parts wait for an answer *(ours)*. Some hosts may be
-/// busier than others, and a cable that loses packets retransmits them for a while.
-const PARTS_TIMEOUT_NS: u64 = 10_000_000_000;
+/// The time for which commands of a machine in shards wait for an answer *(ours)*. Some hosts may
+/// be busier than others, and a cable that loses packets retransmits them for a while.
+const SHARDS_TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Builds a machine without nodes, with running engines and the plan's links down.
 fn machine(
@@ -119,8 +119,8 @@ fn machine(
     surroundings: Surroundings,
 ) -> anyhow::Result<Machine> {
     let mut config = MachineConfig::of(generation, network.shape);
-    if surroundings.part.is_some() {
-        config.timeout_ns = PARTS_TIMEOUT_NS;
+    if surroundings.shard.is_some() {
+        config.timeout_ns = SHARDS_TIMEOUT_NS;
     }
     let config = MachineConfig { links, doorbells, engines, ..config };
     let machine = Machine::within(config, surroundings)?;
@@ -223,7 +223,7 @@ impl Backend for Machines {
                 registry.note(id, NodeKind::Gateway, "gateway");
             });
         }
-        // As soon as they are connected, they may send this part settings that commands have
+        // As soon as they are connected, they may send this shard settings that commands have
         // changed.
         if let Some(others) = &self.others {
             others.connect(running.machine.network(), &events, confinement)?;
@@ -255,17 +255,17 @@ impl Backend for Machines {
 }
 
 impl Machines {
-    /// The part that this process runs, if the machine is divided, and who hears of failed links.
+    /// The shard that this process runs, if the machine is divided, and who hears of failed links.
     fn surroundings(&self, network: &Network) -> anyhow::Result<Surroundings> {
-        let part = match (network.part, &self.others) {
-            (Some(PartOf { part: own, of: count }), Some(others)) => {
-                Some(Part { count, own, transport: others.transport() })
+        let shard = match (network.shard, &self.others) {
+            (Some(ShardOf { shard: own, of: count }), Some(others)) => {
+                Some(Shard { count, own, transport: others.transport() })
             }
-            (Some(_), None) => bail!("a part of a machine needs the others"),
+            (Some(_), None) => bail!("a shard of a machine needs the others"),
             (None, _) => None,
         };
         let link_failed = self.registry.as_ref().map(Registry::link_failed);
-        Ok(Surroundings { part, link_failed })
+        Ok(Surroundings { shard, link_failed })
     }
 
     /// Boots small guests, and starts the programs of Linux nodes.

@@ -10,9 +10,9 @@ mod inspect;
 mod jobs;
 mod metrics;
 mod network;
-mod parts;
 mod registers;
 mod reply;
+mod shards;
 mod trace;
 
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ use tofu_abi::Coords;
 use tofu_agent::wire::{FromProgram, MAX_PROGRAMS};
 use tofu_control::lines::{LineError, LineReader, MAX_REQUEST};
 use tofu_control::protocol::{NodeKind, Reply, Request, VERSION};
-use tofu_fabric::{NodeId, PartId};
+use tofu_fabric::{NodeId, ShardId};
 use tofu_gateway::{Connected, Connector};
 use tofu_sync::queue::RecvTimeoutError;
 
@@ -42,15 +42,15 @@ use crate::event::Event;
 use crate::node::AgentNode;
 use crate::registry::Registry;
 use answers::{answer, find, gateway};
-use parts::Way;
 use reply::say;
+use shards::Way;
 
 pub use metrics::Metrics;
 
-/// The most connections of commands on this host, and of each other part, besides one for each
+/// The most connections of commands on this host, and of each other shard, besides one for each
 /// program that nodes can run.
 const MOST_CLIENTS: usize = 512;
-/// The time limit for another part to send the request for which it has opened a stream.
+/// The time limit for another shard to send the request for which it has opened a stream.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
 
 /// Where a request comes from.
@@ -58,11 +58,11 @@ const FIRST_REQUEST: Duration = Duration::from_secs(10);
 enum Asker {
     /// A command on this host. The request concerns the whole machine.
     Host,
-    /// Another part of the machine. The request concerns this part only.
-    Part,
+    /// Another shard of the machine. The request concerns this shard only.
+    Shard,
 }
 
-/// Serves the socket and the requests of other parts of the machine, until the process ends.
+/// Serves the socket and the requests of other shards of the machine, until the process ends.
 pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     let cannot = || format!("cannot make the control socket {}", socket.display());
     let listener = UnixListener::bind(socket).with_context(cannot)?;
@@ -103,8 +103,8 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The connections of this host or of one other part, all of which share it. Each has a number of
-/// its own, so that a part that opens many takes none from others.
+/// The connections of this host or of one other shard, all of which share it. Each has a number of
+/// its own, so that a shard that opens many takes none from others.
 #[derive(Clone, Default)]
 struct Clients(Arc<()>);
 
@@ -116,14 +116,14 @@ impl Clients {
     }
 }
 
-/// Serves the requests of other parts, until the process ends.
+/// Serves the requests of other shards, until the process ends.
 fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
     let Some(visits) = registry.rest().and_then(|rest| rest.others.visitors()) else {
         return Ok(());
     };
     let registry = Arc::clone(registry);
     let serve = move || {
-        let mut clients = HashMap::<PartId, Clients>::new();
+        let mut clients = HashMap::<ShardId, Clients>::new();
         for (from, visit) in visits.iter() {
             // A visit that is dropped is closed.
             let clients = clients.entry(from).or_default();
@@ -132,9 +132,9 @@ fn serve_visitors(registry: &Arc<Registry>) -> anyhow::Result<()> {
             let run = move || {
                 let _counted = counted;
                 let served = visit.accept().map_err(anyhow::Error::from);
-                let served = served.and_then(|peer| serve_client(peer, &registry, Asker::Part));
+                let served = served.and_then(|peer| serve_client(peer, &registry, Asker::Shard));
                 if let Err(error) = served {
-                    log::debug!("control, of another part: {error:#}");
+                    log::debug!("control, of another shard: {error:#}");
                 }
             };
             if let Err(error) = thread::Builder::new().name("control".into()).spawn(run) {
@@ -159,7 +159,7 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
         said => said?,
     }
     let mut requests = LineReader::new(client.try_clone()?, MAX_REQUEST);
-    if asker == Asker::Part {
+    if asker == Asker::Shard {
         client.set_read_timeout(Some(FIRST_REQUEST))?;
     }
     loop {
@@ -181,12 +181,12 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
             }
         };
         let way = match registry.rest().filter(|_| asker == Asker::Host) {
-            Some(rest) => parts::way(registry, rest, &request),
+            Some(rest) => shards::way(registry, rest, &request),
             None => Way::Here,
         };
         match (way, registry.rest()) {
-            (Way::Through(part), Some(rest)) => match rest.connect(part, &request) {
-                Ok(there) => return parts::splice(&client, requests.into_inner(), there),
+            (Way::Through(shard), Some(rest)) => match rest.connect(shard, &request) {
+                Ok(there) => return shards::splice(&client, requests.into_inner(), there),
                 Err(error) => {
                     say(&mut client, &Reply::Error { why: format!("{error:#}") })?;
                     continue;

@@ -14,10 +14,10 @@ use crate::event::EventSender;
 use crate::gateway::{self, GatewaySetup};
 use crate::janitor::Janitor;
 use crate::node::LinuxBackend;
-use crate::parts::Others;
 use crate::registry::Registry;
 use crate::runner::Machines;
 use crate::server::{self, Metrics};
+use crate::shards::Others;
 
 /// Rights on the host that the process of a machine keeps, unless the plan is without a sandbox.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub struct Session {
 impl Session {
     /// Takes the plan's name, sets up on the host what needs rights, gives up the rights, and
     /// serves the control socket. `events` receives the machine's events. `others` are the other
-    /// parts of a machine in parts.
+    /// shards of a machine in shards.
     ///
     /// Threads that exist before keep their rights.
     ///

@@ -6,15 +6,15 @@ use anyhow::bail;
 use tofu_abi::Coords;
 use tofu_control::Connection;
 use tofu_control::protocol::{Reply, Request};
-use tofu_fabric::{NodeId, PartId, Port, Shape};
+use tofu_fabric::{NodeId, Port, Shape, ShardId};
 
-use crate::parts::Others;
+use crate::shards::Others;
 
 /// The most nodes in one request, because lines have a limited length.
 const MOST_NODES: usize = 1000;
 
-/// Links, nodes and faults as commands have set them. Each part of a machine keeps all of them for
-/// parts that come back, because those start in the machine's initial state. The settings never
+/// Links, nodes and faults as commands have set them. Each shard of a machine keeps all of them for
+/// shards that come back, because those start in the machine's initial state. The settings never
 /// outgrow the machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
@@ -52,12 +52,12 @@ impl Settings {
         self.faults = Some(faults);
     }
 
-    /// Sends them to a part that has come back, and waits until it has applied all of them.
+    /// Sends them to a shard that has come back, and waits until it has applied all of them.
     ///
     /// # Errors
     ///
-    /// If the part goes away again, or refuses something.
-    pub(crate) fn tell(&self, others: &Others, part: PartId) -> anyhow::Result<()> {
+    /// If the shard goes away again, or refuses something.
+    pub(crate) fn tell(&self, others: &Others, shard: ShardId) -> anyhow::Result<()> {
         let mut connection: Option<Connection> = None;
         for request in self.requests() {
             let connection = match &mut connection {
@@ -65,7 +65,7 @@ impl Settings {
                     connection.say(&request)?;
                     connection
                 }
-                none => none.insert(Connection::over(others.open(part)?, &request)?),
+                none => none.insert(Connection::over(others.open(shard)?, &request)?),
             };
             match connection.answer()? {
                 Reply::Done => {}
@@ -75,7 +75,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns the requests that bring a part from its initial state to these settings. Its guests
+    /// Returns the requests that bring a shard from its initial state to these settings. Its guests
     /// keep running.
     fn requests(&self) -> Vec<Request> {
         let links = self.links.iter().map(|(&(node, port), &up)| Request::SetLink {

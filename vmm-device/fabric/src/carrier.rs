@@ -7,7 +7,7 @@ use tofu_links::Parameters;
 
 use crate::fabric::Passage;
 use crate::faults::Fate;
-use crate::part::PartId;
+use crate::shard::ShardId;
 use crate::{DiscardReason, Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
 /// Learns the fate of packets.
@@ -59,7 +59,7 @@ pub trait Carrier<B>: Send + Sync {
     fn inject(&self, packet: Packet<B>, out: &mut dyn Deliver<B>);
 }
 
-/// A packet on a cable, from one part of a machine to another.
+/// A packet on a cable, from one shard of a machine to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crossing<B> {
     /// The packet. Its time counts up to the end of the cable.
@@ -72,26 +72,26 @@ pub struct Crossing<B> {
     pub duplicated: bool,
 }
 
-/// Takes packets from this part of a machine to the others.
+/// Takes packets from this shard of a machine to the others.
 ///
-/// Packets for one part arrive there in the order in which they were sent, each once, or none after
-/// the first that did not.
+/// Packets for one shard arrive there in the order in which they were sent, each once, or none
+/// after the first that did not.
 pub trait Cables<B>: Send + Sync {
-    /// Sends a packet to a part. Returns the packet if that part is absent.
-    fn send(&self, to: PartId, crossing: Crossing<B>) -> Option<Crossing<B>>;
+    /// Sends a packet to a shard. Returns the packet if that shard is absent.
+    fn send(&self, to: ShardId, crossing: Crossing<B>) -> Option<Crossing<B>>;
 }
 
-/// The reason why a packet from another part is refused: a correct part never sends one like it.
+/// The reason why a packet from another shard is refused: a correct shard never sends one like it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stray {
-    /// The machine is not in parts.
-    #[error("the machine is not in parts")]
-    NoParts,
+    /// The machine is not in shards.
+    #[error("the machine is not in shards")]
+    NoShards,
     /// The packet has no way through the machine.
     #[error(transparent)]
     NoRoute(#[from] RouteError),
-    /// After that many links its route does not lead from that part to this one.
-    #[error("a packet from {src} to {dst} does not come over a cable of that part as link {hops}")]
+    /// After that many links its route does not lead from that shard to this one.
+    #[error("a packet from {src} to {dst} does not come over a cable of that shard as link {hops}")]
     WrongCable {
         /// Its source.
         src: tofu_abi::Coords,
@@ -246,21 +246,21 @@ impl Direct {
         Ok(Hop { from, port, to, vc })
     }
 
-    /// Carries on a packet that comes over a cable from another part of the machine.
+    /// Carries on a packet that comes over a cable from another shard of the machine.
     pub(crate) fn carry_on<B, W: Observer<B>>(
         &self,
-        from: PartId,
+        from: ShardId,
         crossing: Crossing<B>,
         observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) -> Result<(), Stray> {
         let Crossing { mut packet, hops: taken, held, duplicated } = crossing;
-        let (parts, own) = self.fabric.part().ok_or(Stray::NoParts)?;
+        let (shards, own) = self.fabric.shard().ok_or(Stray::NoShards)?;
         let wrong = |packet: &Packet<B>| {
             let Packet { src, dst, .. } = *packet;
             Stray::WrongCable { src, dst, hops: taken }
         };
-        let ours = |hop: &Hop| parts.of(hop.from) == Some(from) && parts.of(hop.to) == Some(own);
+        let ours = |hop: &Hop| shards.of(hop.from) == Some(from) && shards.of(hop.to) == Some(own);
         let nth = taken.checked_sub(1).ok_or_else(|| wrong(&packet))? as usize;
         let mut journey = |hop: Hop, rest, packet: Packet<B>| {
             let Packet { system, tlps, bytes, .. } = packet;
@@ -330,12 +330,12 @@ impl Direct {
             let double = (fate.duplicated && may_duplicate && duplicate.is_none())
                 .then(|| observer.duplicate(&packet))
                 .flatten();
-            if let Passage::Beyond(part) = passage {
+            if let Passage::Beyond(shard) = passage {
                 let duplicated = !may_duplicate || duplicate.is_some() || double.is_some();
                 for packet in [Some(packet), double].into_iter().flatten() {
                     let hops = before.saturating_add(taken);
                     let crossing = Crossing { packet, hops, held, duplicated };
-                    self.leave(part, hop, taken, crossing, observer, out);
+                    self.leave(shard, hop, taken, crossing, observer, out);
                 }
                 return duplicate;
             }
@@ -358,11 +358,11 @@ impl Direct {
     }
 
     /// Hands a packet to a cable, which takes it over the link of `hop`, the last of the `taken`
-    /// links in this part.
+    /// links in this shard.
     #[cold]
     fn leave<B, W: Observer<B>>(
         &self,
-        to: PartId,
+        to: ShardId,
         hop: Hop,
         taken: u32,
         mut crossing: Crossing<B>,
@@ -390,7 +390,7 @@ struct Journey<B, H> {
     at: NodeId,
     /// The rest of the way.
     hops: H,
-    /// Links that it crossed before it came to this part of the machine.
+    /// Links that it crossed before it came to this shard of the machine.
     before: u32,
     /// Links that it crossed since.
     taken: u32,
@@ -432,11 +432,12 @@ pub(crate) trait Observer<B> {
         Fate::default()
     }
 
-    /// It comes over a link from another part of the machine, which has observed everything before.
+    /// It comes over a link from another shard of the machine, which has observed everything
+    /// before.
     fn came_in(&mut self, _: Hop, _: &Packet<B>) {}
 
-    /// It goes to another part of the machine. Returns it if that part is absent.
-    fn leave(&mut self, _: PartId, crossing: Crossing<B>) -> Option<Crossing<B>> {
+    /// It goes to another shard of the machine. Returns it if that shard is absent.
+    fn leave(&mut self, _: ShardId, crossing: Crossing<B>) -> Option<Crossing<B>> {
         Some(crossing)
     }
 

@@ -1,4 +1,4 @@
-//! Hooks on the packet path besides links: a tap, faults, and cables to other parts.
+//! Hooks on the packet path besides links: a tap, faults, and cables to other shards.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use tofu_sync::lock;
 use crate::carrier::Observer;
 use crate::carrier::{Cables, Crossing};
 use crate::faults::{Fate, Faults};
-use crate::part::PartId;
+use crate::shard::ShardId;
 use crate::{
     Class, Deliver, Direction, DiscardReason, Hop, NodeId, Observation, OnLink, Packet, Port, Tap,
     TapPoint,
@@ -44,7 +44,7 @@ pub struct Equipped<'a, B> {
     pub(crate) tap: Option<&'a dyn Tap<B>>,
     pub(crate) faults: Option<&'a Faults<B>>,
     pub(crate) held: &'a HeldBack<B>,
-    /// The cables to other parts of the machine.
+    /// The cables to other shards of the machine.
     pub(crate) cables: Option<&'a dyn Cables<B>>,
 }
 
@@ -160,7 +160,7 @@ impl<B> Observer<B> for Equipped<'_, B> {
         }
     }
 
-    fn leave(&mut self, to: PartId, crossing: Crossing<B>) -> Option<Crossing<B>> {
+    fn leave(&mut self, to: ShardId, crossing: Crossing<B>) -> Option<Crossing<B>> {
         match self.cables {
             Some(cables) => cables.send(to, crossing),
             None => Some(crossing),

@@ -11,7 +11,7 @@ use tofu_links::Parameters;
 
 use crate::counters::{PortCounters, XbCounters, XbCycles};
 use crate::link::{BadErrors, LinkErrors, NoSuchLink, NoSuchNode};
-use crate::part::{PartId, Parts};
+use crate::shard::{ShardId, Shards};
 use crate::{Hop, Link, ModelledLinks, NodeId, Port, Ps, Shape, TNIS};
 
 /// Bytes that a crossbar moves in a cycle: TofuD's data path has 128 bits (TofuD paper).
@@ -44,16 +44,16 @@ pub struct Fabric {
     link_change: Mutex<()>,
     /// The links themselves, if they are modelled. They then count instead of the nodes.
     modelled: Option<Arc<dyn ModelledLinks>>,
-    /// The part in this process, if the machine is in parts. Of the nodes of other parts, only
-    /// links to this part count.
+    /// The shard in this process, if the machine is in shards. Of the nodes of other shards, only
+    /// links to this shard count.
     own: Option<Own>,
 }
 
-/// The part of a machine that is in this process.
+/// The shard of a machine that is in this process.
 #[derive(Debug)]
 struct Own {
-    parts: Arc<Parts>,
-    id: PartId,
+    shards: Arc<Shards>,
+    id: ShardId,
 }
 
 /// Whether a packet got over a link.
@@ -61,8 +61,8 @@ struct Own {
 pub(crate) enum Passage {
     /// It has arrived at the other end.
     Crossed,
-    /// It is on its way to the other end, which is in another part of the machine.
-    Beyond(PartId),
+    /// It is on its way to the other end, which is in another shard of the machine.
+    Beyond(ShardId),
     /// The link is down.
     Down,
 }
@@ -74,12 +74,12 @@ struct NodeState {
     down: AtomicU16,
     /// Bit n is set while the link at port n itself is taken down, whatever state its nodes are in.
     cut: AtomicU16,
-    /// Bit n is set if the link at port n is down or leads to another part of the machine: a
+    /// Bit n is set if the link at port n is down or leads to another shard of the machine: a
     /// sender looks at this first.
     special: AtomicU16,
     /// The router has failed: every link of the node is down.
     dead: AtomicBool,
-    /// The node's part of the machine is absent: every link of the node is down, too.
+    /// The node's shard of the machine is absent: every link of the node is down, too.
     absent: AtomicBool,
     /// Allocated when the node first sends, as most nodes of a huge machine never do.
     tx: OnceLock<Box<NodeTx>>,
@@ -140,13 +140,13 @@ impl Fabric {
         Self { shape, nodes, link_change: Mutex::new(()), modelled: None, own: None }
     }
 
-    /// Creates the fabric of one part of a machine and of its links to other parts. Returns `None`
-    /// if there is no such part.
-    pub fn of_part(parts: Arc<Parts>, id: PartId) -> Option<Self> {
-        parts.block(id)?;
-        let mut fabric = Self::new(*parts.shape());
-        fabric.own = Some(Own { parts, id });
-        for node in fabric.own.iter().flat_map(|own| own.parts.nodes(own.id)) {
+    /// Creates the fabric of one shard of a machine and of its links to other shards. Returns
+    /// `None` if there is no such shard.
+    pub fn of_shard(shards: Arc<Shards>, id: ShardId) -> Option<Self> {
+        shards.block(id)?;
+        let mut fabric = Self::new(*shards.shape());
+        fabric.own = Some(Own { shards, id });
+        for node in fabric.own.iter().flat_map(|own| own.shards.nodes(own.id)) {
             let Some(at) = fabric.shape.coords(node) else { continue };
             for port in Port::ALL {
                 // Ports without a link have no state to update.
@@ -156,15 +156,15 @@ impl Fabric {
         Some(fabric)
     }
 
-    /// The parts of the machine, and the one in this process; `None` if it is not in parts.
-    pub fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
-        self.own.as_ref().map(|own| (&own.parts, own.id))
+    /// The shards of the machine, and the one in this process; `None` if it is not in shards.
+    pub fn shard(&self) -> Option<(&Arc<Shards>, ShardId)> {
+        self.own.as_ref().map(|own| (&own.shards, own.id))
     }
 
-    /// The part of the machine that has a node, if that is not this one.
-    pub fn elsewhere(&self, node: NodeId) -> Option<PartId> {
+    /// The shard of the machine that has a node, if that is not this one.
+    pub fn elsewhere(&self, node: NodeId) -> Option<ShardId> {
         let own = self.own.as_ref()?;
-        own.parts.of(node).filter(|part| *part != own.id)
+        own.shards.of(node).filter(|shard| *shard != own.id)
     }
 
     /// Creates the fabric of a machine over links in modelled time.
@@ -220,7 +220,7 @@ impl Fabric {
         Ok(self.set_links_of(node, dead, !up))
     }
 
-    /// Makes a node present or absent, as the part of the machine that has it comes and goes. All
+    /// Makes a node present or absent, as the shard of the machine that has it comes and goes. All
     /// links of an absent node are down, whatever [`Fabric::set_link`] and [`Fabric::set_node`]
     /// say; afterwards these apply again.
     ///
@@ -407,7 +407,7 @@ impl Fabric {
         Passage::Crossed
     }
 
-    /// The same for a link that is down or leads to another part of the machine.
+    /// The same for a link that is down or leads to another shard of the machine.
     #[cold]
     fn send_over_special(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> Passage {
         let node = &self.nodes[hop.from.index()];

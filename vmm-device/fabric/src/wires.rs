@@ -12,7 +12,7 @@ use crate::carrier::{Cables, Crossing, Stray};
 use crate::equipment::{Equipped, HeldBack};
 use crate::faults::Faults;
 use crate::modelled::ModelledLinks;
-use crate::part::PartId;
+use crate::shard::ShardId;
 use crate::{
     Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId,
     Packet, Ps, Shape, Tap, Timing,
@@ -133,24 +133,24 @@ impl<B> Wires<B> {
         self.change(|equipment| equipment.tap = tap);
     }
 
-    /// Makes these cables take packets to other parts of the machine. Without cables, those parts
+    /// Makes these cables take packets to other shards of the machine. Without cables, those shards
     /// are absent.
     pub fn set_cables(&self, cables: Option<Arc<dyn Cables<B>>>) {
         self.change(|equipment| equipment.cables = cables);
     }
 
-    /// Takes a packet that has come over a cable from another part of the machine on to its target
-    /// or to the next part.
+    /// Takes a packet that has come over a cable from another shard of the machine on to its target
+    /// or to the next shard.
     ///
     /// Nothing that it says is trusted: the link of the cable follows from its source, target, path
-    /// and number of links, and must lead from that part to this one.
+    /// and number of links, and must lead from that shard to this one.
     ///
     /// # Errors
     ///
     /// [`Stray`] if it does not. The packet is then gone, and nothing has been counted.
     pub fn receive(
         &self,
-        from: PartId,
+        from: ShardId,
         crossing: Crossing<B>,
         out: &mut dyn Deliver<B>,
     ) -> Result<(), Stray> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId, PartId, Parts};
+use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId, ShardId, Shards};
 use tofu_icc::Icc;
 use tofu_inspect::Inspect;
 use tofu_pci::EndpointDevice;
@@ -53,12 +53,12 @@ pub trait AnyNetwork: Send + Sync {
     fn capture(&self, config: CaptureConfig) -> Capture;
     fn trace(&self) -> Option<Trace>;
     fn node(&self, id: NodeId) -> Option<Arc<dyn AnyNode>>;
-    fn part(&self) -> Option<(&Arc<Parts>, PartId)>;
-    fn part_came(&self, part: PartId);
-    fn part_went(&self, part: PartId);
-    fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused>;
+    fn shard(&self) -> Option<(&Arc<Shards>, ShardId)>;
+    fn shard_came(&self, shard: ShardId);
+    fn shard_went(&self, shard: ShardId);
+    fn receive(&self, from: ShardId, message: &[u8]) -> Result<(), Refused>;
     fn room(&self);
-    fn cables(&self, part: PartId) -> Option<CableCounters>;
+    fn cables(&self, shard: ShardId) -> Option<CableCounters>;
 }
 
 impl<D: Drive<Node: AnyNode>> AnyNetwork for NetworkOf<D> {
@@ -90,19 +90,19 @@ impl<D: Drive<Node: AnyNode>> AnyNetwork for NetworkOf<D> {
         self.node(id).map(|node| node as _)
     }
 
-    fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
-        self.part()
+    fn shard(&self) -> Option<(&Arc<Shards>, ShardId)> {
+        self.shard()
     }
 
-    fn part_came(&self, part: PartId) {
-        self.part_came(part);
+    fn shard_came(&self, shard: ShardId) {
+        self.shard_came(shard);
     }
 
-    fn part_went(&self, part: PartId) {
-        self.part_went(part);
+    fn shard_went(&self, shard: ShardId) {
+        self.shard_went(shard);
     }
 
-    fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused> {
+    fn receive(&self, from: ShardId, message: &[u8]) -> Result<(), Refused> {
         self.receive(from, message)
     }
 
@@ -110,7 +110,7 @@ impl<D: Drive<Node: AnyNode>> AnyNetwork for NetworkOf<D> {
         self.room();
     }
 
-    fn cables(&self, part: PartId) -> Option<CableCounters> {
-        self.cables(part)
+    fn cables(&self, shard: ShardId) -> Option<CableCounters> {
+        self.cables(shard)
     }
 }

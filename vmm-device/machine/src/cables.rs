@@ -1,8 +1,8 @@
-//! Cables to the parts of a machine that are in other processes.
+//! Cables to the shards of a machine that are in other processes.
 //!
 //! Packets travel over a [`Transport`] as messages: a byte that gives the kind of message, and the
 //! packet as bytes ([`tofu_fabric::wire`]). A peer's message is checked here, by the fabric, and by
-//! the device that it is for. A message that does not pass is counted and dropped, and this part
+//! the device that it is for. A message that does not pass is counted and dropped, and this shard
 //! continues.
 
 use std::sync::Arc;
@@ -10,26 +10,27 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tofu_abi::Rcode;
 use tofu_fabric::wire::{self, Malformed, Wire};
-use tofu_fabric::{Class, Crossing, NodeId, Packet, PartId, Parts, Route, Stray, Way};
+use tofu_fabric::{Class, Crossing, NodeId, Packet, Route, ShardId, Shards, Stray, Way};
 
-/// Takes messages to other parts.
+/// Takes messages to other shards.
 ///
-/// Messages for one part arrive there in the order in which they were sent, each once. After the
+/// Messages for one shard arrive there in the order in which they were sent, each once. After the
 /// first message that is lost, none arrives.
 pub trait Transport: Send + Sync {
-    /// Sends a message to a part, without waiting for it. Returns false if that part is not there.
-    fn send(&self, to: PartId, message: Vec<u8>) -> bool;
+    /// Sends a message to a shard, without waiting for it. Returns false if that shard is not
+    /// there.
+    fn send(&self, to: ShardId, message: Vec<u8>) -> bool;
 
-    /// Like [`Transport::send`], for a message from or about another part's node. It also returns
-    /// false if too much already waits for that part: this part cannot stop such messages from
+    /// Like [`Transport::send`], for a message from or about another shard's node. It also returns
+    /// false if too much already waits for that shard: this shard cannot stop such messages from
     /// coming.
-    fn pass_on(&self, to: PartId, message: Vec<u8>) -> bool {
+    fn pass_on(&self, to: ShardId, message: Vec<u8>) -> bool {
         self.send(to, message)
     }
 
     /// Says that requests of `whose` caused the message just sent to `to`. If much waits for `to`,
     /// `whose` must send no more of them for a while.
-    fn hold_back(&self, _whose: PartId, _to: PartId) {}
+    fn hold_back(&self, _whose: ShardId, _to: ShardId) {}
 
     /// True if the transport accepts more requests. If not, it must call
     /// [`NetworkOf::room`](crate::NetworkOf::room) when it accepts them again.
@@ -44,7 +45,7 @@ pub const MAX_MESSAGE: usize = 2 + wire::most_bytes::<tofu_icc::Body>();
 const PACKET: u8 = 1;
 const UNDELIVERED: u8 = 2;
 
-/// The reason why a message from another part is refused. No honest part sends such a message.
+/// The reason why a message from another shard is refused. No honest shard sends such a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Its kind is unknown.
@@ -53,7 +54,7 @@ pub enum Refused {
     /// Its bytes are not a valid packet.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// Its packet cannot come from that part.
+    /// Its packet cannot come from that shard.
     #[error(transparent)]
     Stray(#[from] Stray),
     /// It reports the loss of a packet that is not from a node here or did not go that way.
@@ -61,7 +62,7 @@ pub enum Refused {
     Report,
 }
 
-/// Counters of the cables to one other part.
+/// Counters of the cables to one other shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CableCounters {
     /// Messages sent.
@@ -86,23 +87,23 @@ struct Counters {
     refused: AtomicU64,
 }
 
-/// The cables of a part.
+/// The cables of a shard.
 pub(crate) struct Cables {
-    parts: Arc<Parts>,
-    own: PartId,
+    shards: Arc<Shards>,
+    own: ShardId,
     transport: Arc<dyn Transport>,
     counters: Box<[Counters]>,
 }
 
-/// The part that a message was sent for, and whether the message only passes through here.
+/// The shard that a message was sent for, and whether the message only passes through here.
 struct Whose {
-    /// The part whose request it is, or whose request it answers.
-    asked: PartId,
+    /// The shard whose request it is, or whose request it answers.
+    asked: ShardId,
     /// True if the message is not from a node here.
     through: bool,
 }
 
-/// A parsed message from another part.
+/// A parsed message from another shard.
 pub enum Incoming<B> {
     /// A packet.
     Packet(Crossing<B>),
@@ -111,18 +112,18 @@ pub enum Incoming<B> {
 }
 
 impl Cables {
-    pub(crate) fn new(parts: Arc<Parts>, own: PartId, transport: Arc<dyn Transport>) -> Self {
-        let counters = parts.all().map(|_| Counters::default()).collect();
-        Self { parts, own, transport, counters }
+    pub(crate) fn new(shards: Arc<Shards>, own: ShardId, transport: Arc<dyn Transport>) -> Self {
+        let counters = shards.all().map(|_| Counters::default()).collect();
+        Self { shards, own, transport, counters }
     }
 
     pub(crate) fn has_room(&self) -> bool {
         self.transport.has_room()
     }
 
-    pub(crate) fn counters(&self, part: PartId) -> Option<CableCounters> {
+    pub(crate) fn counters(&self, shard: ShardId) -> Option<CableCounters> {
         let Counters { sent, sent_bytes, received, received_bytes, refused } =
-            self.counters.get(part.index())?;
+            self.counters.get(shard.index())?;
         let read = |counter: &AtomicU64| counter.load(Relaxed);
         Some(CableCounters {
             sent: read(sent),
@@ -133,7 +134,7 @@ impl Cables {
         })
     }
 
-    fn send_message(&self, to: PartId, message: Vec<u8>, whose: Whose) -> bool {
+    fn send_message(&self, to: ShardId, message: Vec<u8>, whose: Whose) -> bool {
         let Some(counters) = self.counters.get(to.index()) else { return false };
         let bytes = message.len() as u64;
         let sent = match whose.through {
@@ -152,8 +153,8 @@ impl Cables {
 
     fn whose<B>(&self, packet: &Packet<B>) -> Whose {
         let of = |at| {
-            let node = self.parts.shape().node_id(at);
-            node.and_then(|node| self.parts.of(node)).unwrap_or(self.own)
+            let node = self.shards.shape().node_id(at);
+            node.and_then(|node| self.shards.of(node)).unwrap_or(self.own)
         };
         let from = of(packet.src);
         let asked = match packet.class {
@@ -163,23 +164,23 @@ impl Cables {
         Whose { asked, through: from != self.own }
     }
 
-    /// Reports an undelivered packet to the part of the node that sent it.
-    pub(crate) fn report<B: Wire>(&self, to: PartId, rcode: Rcode, packet: Packet<B>) {
+    /// Reports an undelivered packet to the shard of the node that sent it.
+    pub(crate) fn report<B: Wire>(&self, to: ShardId, rcode: Rcode, packet: Packet<B>) {
         let Packet { model_ps, body, .. } = packet;
         let packet = Packet { model_ps, body: body.without_data(), ..packet };
         let crossing = Crossing { packet, hops: 0, held: None, duplicated: false };
         let mut message = vec![UNDELIVERED, rcode.raw()];
         if wire::encode(&crossing, &mut message).is_ok() {
-            // If that part is gone, so is the node to be told. If the part is overloaded, the
+            // If that shard is gone, so is the node to be told. If the shard is overloaded, the
             // node's command ends by its timeout.
             self.send_message(to, message, Whose { asked: to, through: true });
         }
     }
 
-    /// Parses a message from a part, and checks that this part may send it.
+    /// Parses a message from a shard, and checks that this shard may send it.
     pub(crate) fn take<B: Wire>(
         &self,
-        from: PartId,
+        from: ShardId,
         message: &[u8],
     ) -> Result<Incoming<B>, Refused> {
         let (kind, rest) = message.split_first().ok_or(Refused::Kind)?;
@@ -198,15 +199,15 @@ impl Cables {
         }
     }
 
-    /// True if a packet is from a node here and its route leads through `part`.
-    fn went_through<B>(&self, part: PartId, packet: &Packet<B>) -> bool {
-        let shape = self.parts.shape();
+    /// True if a packet is from a node here and its route leads through `shard`.
+    fn went_through<B>(&self, shard: ShardId, packet: &Packet<B>) -> bool {
+        let shape = self.shards.shape();
         let Packet { src, dst, path, class, .. } = *packet;
         let Some(source) = shape.node_id(src) else { return false };
-        if self.parts.of(source) != Some(self.own) {
+        if self.shards.of(source) != Some(self.own) {
             return false;
         }
-        let there = |node: NodeId| self.parts.of(node) == Some(part);
+        let there = |node: NodeId| self.shards.of(node) == Some(shard);
         match packet.way {
             Way::Hop { port, .. } => {
                 let far = shape.neighbor(src, port).and_then(|node| shape.node_id(node));
@@ -221,8 +222,8 @@ impl Cables {
         }
     }
 
-    /// Counts a message from a part. Logs a refused message, and the first one as a warning.
-    pub(crate) fn count(&self, from: PartId, bytes: usize, result: &Result<(), Refused>) {
+    /// Counts a message from a shard. Logs a refused message, and the first one as a warning.
+    pub(crate) fn count(&self, from: ShardId, bytes: usize, result: &Result<(), Refused>) {
         let Some(counters) = self.counters.get(from.index()) else { return };
         counters.received.fetch_add(1, Relaxed);
         counters.received_bytes.fetch_add(bytes as u64, Relaxed);
@@ -231,13 +232,13 @@ impl Cables {
                 0 => log::Level::Warn,
                 _ => log::Level::Debug,
             };
-            log::log!(level, "a message from part {from} is dropped: {why}");
+            log::log!(level, "a message from shard {from} is dropped: {why}");
         }
     }
 }
 
 impl<B: Wire + Send + Sync> tofu_fabric::Cables<B> for Cables {
-    fn send(&self, to: PartId, crossing: Crossing<B>) -> Option<Crossing<B>> {
+    fn send(&self, to: ShardId, crossing: Crossing<B>) -> Option<Crossing<B>> {
         let mut message = Vec::with_capacity(512);
         message.push(PACKET);
         if wire::encode(&crossing, &mut message).is_err() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tofu_abi::Generation;
-use tofu_fabric::{NodeId, PartId, Port, Shape, Timing, axes_of, bisection_links, links_between};
+use tofu_fabric::{NodeId, Port, Shape, ShardId, Timing, axes_of, bisection_links, links_between};
 use tofu_icc::{Body, CommandTiming};
 use tofu_links::Parameters;
 use tofu_netmodel::HostBus;
@@ -96,8 +96,8 @@ impl MachineConfig {
 /// Connections of a machine to the outside.
 #[derive(Default)]
 pub struct Surroundings {
-    /// The part of the machine in this process; `None` if the whole machine is in it.
-    pub part: Option<Part>,
+    /// The shard of the machine in this process; `None` if the whole machine is in it.
+    pub shard: Option<Shard>,
     /// Is told when a modelled link has failed.
     pub link_failed: Option<LinkFailed>,
 }
@@ -106,14 +106,14 @@ pub struct Surroundings {
 /// more. The thread that drives the links calls it, so it must not inspect the links.
 pub type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
 
-/// The part of a machine that is in this process.
-pub struct Part {
-    /// The number of parts.
+/// The shard of a machine that is in this process.
+pub struct Shard {
+    /// The number of shards.
     pub count: u32,
     /// This one.
-    pub own: PartId,
-    /// The transport to the others. A part counts as present after
-    /// [`Network::part_came`](crate::Network::part_came).
+    pub own: ShardId,
+    /// The transport to the others. A shard counts as present after
+    /// [`Network::shard_came`](crate::Network::shard_came).
     pub transport: Arc<dyn Transport>,
 }
 

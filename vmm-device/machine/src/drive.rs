@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tofu_fabric::{PartId, Progress, Ps};
+use tofu_fabric::{Progress, Ps, ShardId};
 
 use crate::cables::{Incoming, Refused};
 
@@ -76,8 +76,8 @@ pub trait View<D: Device> {
     ///
     /// # Errors
     ///
-    /// [`Refused`] if no honest part sends it.
-    fn take(&mut self, from: PartId, incoming: Incoming<D::Body>) -> Result<(), Refused>;
+    /// [`Refused`] if no honest shard sends it.
+    fn take(&mut self, from: ShardId, incoming: Incoming<D::Body>) -> Result<(), Refused>;
 
     /// Runs modelled links until `limit`, in picoseconds, or for a while. Without a limit it runs
     /// them up to the next event. Then it handles arrivals.

@@ -16,20 +16,20 @@ pub enum Error {
     /// A torus of TNW has no axes A, B and C.
     #[error("shape {0}: TNW has the axes X, Y and Z only, so A, B and C must be 1")]
     NotThreeAxes(Shape),
-    /// The machine cannot be cut into this number of parts.
+    /// The machine cannot be cut into this number of shards.
     #[error(transparent)]
-    Parts(#[from] tofu_fabric::BadParts),
-    /// There is no part with this number.
-    #[error("part {part}: the machine has {count} parts, from 0 on")]
-    NoSuchPart {
-        /// The number of the part.
-        part: tofu_fabric::PartId,
-        /// The number of parts.
+    Shards(#[from] tofu_fabric::BadShards),
+    /// There is no shard with this number.
+    #[error("shard {shard}: the machine has {count} shards, from 0 on")]
+    NoSuchShard {
+        /// The number of the shard.
+        shard: tofu_fabric::ShardId,
+        /// The number of shards.
         count: u32,
     },
     /// A machine with modelled links must be in one process as a whole.
-    #[error("links between parts of a machine cannot be modelled")]
-    ModelledParts,
+    #[error("links between shards of a machine cannot be modelled")]
+    ModelledShards,
     /// The host has no memory, threads or descriptors left.
     #[error("{what}: {source}")]
     Host {

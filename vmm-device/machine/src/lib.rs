@@ -36,7 +36,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tofu_abi::Coords;
-use tofu_fabric::{Fabric, NodeId, PartId, Parts, Port, Shape, Timing, Wires};
+use tofu_fabric::{Fabric, NodeId, Port, Shape, ShardId, Shards, Timing, Wires};
 use tofu_icc::{DmaMemory, Icc};
 use tofu_links::Parameters;
 use tofu_netmodel::HostBus;
@@ -53,7 +53,7 @@ use crate::trace::{Recorder, Trace};
 pub use crate::any::{AnyNetwork, AnyNode};
 pub use crate::cables::{CableCounters, Incoming, MAX_MESSAGE, Refused, Transport};
 pub use crate::config::{
-    Capacity, Doorbells, LinkFailed, Links, MachineConfig, Part, Surroundings,
+    Capacity, Doorbells, LinkFailed, Links, MachineConfig, Shard, Surroundings,
 };
 pub use crate::device::Device;
 pub use crate::drive::{Drive, View};
@@ -110,46 +110,46 @@ impl<D: Device> NetworkOf<D> {
 }
 
 impl<D: Drive> NetworkOf<D> {
-    /// The parts of the machine and the part in this process; `None` if all of it is in this
+    /// The shards of the machine and the shard in this process; `None` if all of it is in this
     /// process.
-    pub fn part(&self) -> Option<(&Arc<Parts>, PartId)> {
-        self.wires.fabric().part()
+    pub fn shard(&self) -> Option<(&Arc<Shards>, ShardId)> {
+        self.wires.fabric().shard()
     }
 
-    /// Marks a part as present: its nodes can be reached, except for links and nodes taken down.
-    pub fn part_came(&self, part: PartId) {
-        self.set_part(part, true);
+    /// Marks a shard as present: its nodes can be reached, except for links and nodes taken down.
+    pub fn shard_came(&self, shard: ShardId) {
+        self.set_shard(shard, true);
     }
 
-    /// Marks a part as gone: all of its links are down.
-    pub fn part_went(&self, part: PartId) {
-        self.set_part(part, false);
+    /// Marks a shard as gone: all of its links are down.
+    pub fn shard_went(&self, shard: ShardId) {
+        self.set_shard(shard, false);
     }
 
-    fn set_part(&self, part: PartId, there: bool) {
+    fn set_shard(&self, shard: ShardId, there: bool) {
         let fabric = self.wires.fabric();
-        let Some((parts, own)) = fabric.part().filter(|(_, own)| *own != part) else { return };
-        for node in parts.nodes(part) {
+        let Some((shards, own)) = fabric.shard().filter(|(_, own)| *own != shard) else { return };
+        for node in shards.nodes(shard) {
             let Some(at) = fabric.shape().coords(node) else { continue };
             let beside = |port| {
                 let near = fabric.shape().neighbor(at, port);
-                near.and_then(|near| parts.of(fabric.shape().node_id(near)?)) == Some(own)
+                near.and_then(|near| shards.of(fabric.shape().node_id(near)?)) == Some(own)
             };
-            // No other links of a part are known here.
+            // No other links of a shard are known here.
             if Port::ALL.into_iter().any(beside) {
                 let _ = fabric.set_there(at, there);
             }
         }
     }
 
-    /// Handles a message that a part has sent over the transport. Exactly one thread for each part
-    /// must call this, in the order of arrival.
+    /// Handles a message that a shard has sent over the transport. Exactly one thread for each
+    /// shard must call this, in the order of arrival.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if no honest part sends such a message. The message is counted and has no other
+    /// [`Refused`] if no honest shard sends such a message. The message is counted and has no other
     /// effect.
-    pub fn receive(&self, from: PartId, message: &[u8]) -> Result<(), Refused> {
+    pub fn receive(&self, from: ShardId, message: &[u8]) -> Result<(), Refused> {
         let Some(shared) = self.machine.upgrade() else { return Ok(()) };
         let Some(cables) = &shared.cables else { return Err(Refused::Kind) };
         let incoming = cables.take(from, message);
@@ -165,9 +165,9 @@ impl<D: Drive> NetworkOf<D> {
         }
     }
 
-    /// Traffic counters of the cables to and from a part; `None` if there are no cables.
-    pub fn cables(&self, part: PartId) -> Option<CableCounters> {
-        self.machine.upgrade()?.cables.as_ref()?.counters(part)
+    /// Traffic counters of the cables to and from a shard; `None` if there are no cables.
+    pub fn cables(&self, shard: ShardId) -> Option<CableCounters> {
+        self.machine.upgrade()?.cables.as_ref()?.counters(shard)
     }
 
     /// Starts to trace all commands; `None` if the machine has gone, or its devices have no
@@ -210,11 +210,11 @@ impl Machine {
         Self::within(config, Surroundings::default())
     }
 
-    /// A machine with these surroundings, which may be a part of one.
+    /// A machine with these surroundings, which may be a shard of one.
     ///
     /// # Errors
     ///
-    /// As [`Machine::new`], and if there is no such part, or links between parts are to be
+    /// As [`Machine::new`], and if there is no such shard, or links between shards are to be
     /// modelled.
     pub fn within(config: MachineConfig, surroundings: Surroundings) -> Result<Self, Error> {
         Self::with_clock(config, surroundings, Clock::Host(Instant::now()))
@@ -286,16 +286,16 @@ struct Wiring<B> {
 }
 
 impl<B: Send + 'static> Wiring<B> {
-    fn wires(self, part: Option<&Part>) -> Result<Wires<B>, Error> {
+    fn wires(self, shard: Option<&Shard>) -> Result<Wires<B>, Error> {
         let Self { shape, links, timing, parameters, bus } = self;
-        Ok(match (links, part) {
-            (Links::Direct, Some(Part { count, own, .. })) => {
-                let fabric = Fabric::of_part(Arc::new(Parts::new(shape, *count)?), *own);
-                let fabric = fabric.ok_or(Error::NoSuchPart { part: *own, count: *count })?;
+        Ok(match (links, shard) {
+            (Links::Direct, Some(Shard { count, own, .. })) => {
+                let fabric = Fabric::of_shard(Arc::new(Shards::new(shape, *count)?), *own);
+                let fabric = fabric.ok_or(Error::NoSuchShard { shard: *own, count: *count })?;
                 Wires::new(fabric, timing)
             }
             (Links::Direct, None) => Wires::new(Fabric::new(shape), timing),
-            (Links::Modelled, Some(_)) => return Err(Error::ModelledParts),
+            (Links::Modelled, Some(_)) => return Err(Error::ModelledShards),
             (Links::Modelled, None) => tofu_netmodel::wires(shape, parameters, bus)?,
         })
     }
@@ -314,7 +314,7 @@ impl<D: Drive> MachineOf<D> {
     where
         D::Body: Recorded,
     {
-        let wires = wiring.wires(surroundings.part.as_ref())?;
+        let wires = wiring.wires(surroundings.shard.as_ref())?;
         let (extra, interconnect, config) = kind;
         let shared = Arc::new(Shared::new(wires, clock, engines, surroundings, extra)?);
         let network = NetworkOf {
@@ -323,9 +323,9 @@ impl<D: Drive> MachineOf<D> {
             machine: Arc::downgrade(&shared),
             interconnect,
         };
-        if let Some((parts, own)) = network.part() {
-            let others: Vec<_> = parts.all().filter(|part| *part != own).collect();
-            others.into_iter().for_each(|part| network.part_went(part));
+        if let Some((shards, own)) = network.shard() {
+            let others: Vec<_> = shards.all().filter(|shard| *shard != own).collect();
+            others.into_iter().for_each(|shard| network.shard_went(shard));
         }
         Ok(Self { shared, network, config, threads: Mutex::new(Vec::new()) })
     }

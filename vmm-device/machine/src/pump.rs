@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tofu_abi::{Coords, Doorbell, Rcode, TniId};
 use tofu_fabric::{
-    Carrier, Deliver, DiscardReason, Fabric, NodeId, Packet, PartId, Port, Progress, Ps,
+    Carrier, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, Progress, Ps, ShardId,
 };
 use tofu_icc::{Body, Icc, Net, discard_rcode};
 
@@ -128,7 +128,7 @@ impl View<Icc> for Pump<'_> {
         self.progress();
     }
 
-    fn take(&mut self, from: PartId, incoming: Incoming<Body>) -> Result<(), Refused> {
+    fn take(&mut self, from: ShardId, incoming: Incoming<Body>) -> Result<(), Refused> {
         let shared = self.shared;
         match incoming {
             Incoming::Packet(crossing) => shared.wires.receive(from, crossing, self)?,
@@ -287,9 +287,9 @@ impl Pump<'_> {
             return;
         }
         let fabric = self.shared.fabric();
-        let part = fabric.shape().node_id(packet.src).and_then(|node| fabric.elsewhere(node));
-        if let (Some(cables), Some(part)) = (&self.shared.cables, part) {
-            cables.report(part, code, packet);
+        let shard = fabric.shape().node_id(packet.src).and_then(|node| fabric.elsewhere(node));
+        if let (Some(cables), Some(shard)) = (&self.shared.cables, shard) {
+            cables.report(shard, code, packet);
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) const RELEASES: usize = 0;
 /// The state that all parts of a machine share.
 pub struct Shared<D: Device> {
     pub(crate) wires: Arc<Wires<D::Body>>,
-    /// The cables to the parts in other processes, if the machine is divided into parts.
+    /// The cables to the shards in other processes, if the machine is divided into shards.
     pub(crate) cables: Option<Arc<Cables>>,
     pub(crate) nodes: Vec<OnceLock<Arc<D::Node>>>,
     /// The work of each engine.
@@ -47,9 +47,9 @@ impl<D: Device> Shared<D> {
         surroundings: Surroundings,
         extra: D::Extra,
     ) -> Result<Self, Error> {
-        let Surroundings { part, link_failed } = surroundings;
-        let cables = part.zip(wires.fabric().part()).map(|(part, (parts, own))| {
-            let cables = Arc::new(Cables::new(Arc::clone(parts), own, part.transport));
+        let Surroundings { shard, link_failed } = surroundings;
+        let cables = shard.zip(wires.fabric().shard()).map(|(shard, (shards, own))| {
+            let cables = Arc::new(Cables::new(Arc::clone(shards), own, shard.transport));
             wires.set_cables(Some(Arc::clone(&cables) as _));
             cables
         });

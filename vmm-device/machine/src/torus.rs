@@ -16,7 +16,7 @@ use tofu_abi::topology::Axis;
 use tofu_abi::{Coords, Path, TniId, pci};
 use tofu_dma::DmaMemory;
 use tofu_fabric::{
-    Carrier, Class, Deliver, DiscardReason, NodeId, Packet, PartId, Port, Progress, Ps, Shape,
+    Carrier, Class, Deliver, DiscardReason, NodeId, Packet, Port, Progress, Ps, Shape, ShardId,
     Timing, Way,
 };
 use tofu_inspect::{Inspect, Visit};
@@ -48,7 +48,7 @@ const TURNS_PER_ROUND: usize = 256;
 const HOLD_NS: u64 = 1_000_000;
 
 /// Packets that go over a link together while a capture or faults inspect them, and in a machine
-/// in parts.
+/// in shards.
 const RUN_OBSERVED: u16 = 64;
 /// Packets that go over a modelled link together. They arrive when the last of them does.
 const RUN_MODELLED: u16 = 8;
@@ -293,7 +293,7 @@ impl View<Nwp> for Outward<'_> {
         self.shared.wires.release(&mut Inward { shared: self.shared });
     }
 
-    fn take(&mut self, from: PartId, incoming: Incoming<Unit>) -> Result<(), Refused> {
+    fn take(&mut self, from: ShardId, incoming: Incoming<Unit>) -> Result<(), Refused> {
         // The link's protocol finds out about lost units.
         if let Incoming::Packet(crossing) = incoming {
             let mut inward = Inward { shared: self.shared };

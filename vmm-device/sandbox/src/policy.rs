@@ -21,7 +21,7 @@ pub enum Role {
     Virtio,
     /// Reads what guests write to streams, keeps it in files of the policy, and passes it on.
     Reader,
-    /// Receives what other parts of a machine send over TCP connections, delivers it to devices,
+    /// Receives what other shards of a machine send over TCP connections, delivers it to devices,
     /// and turns away later connections.
     Cable,
     /// Starts and ends the others; may open files and UNIX sockets and create threads, but not

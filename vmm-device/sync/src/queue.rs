@@ -1,7 +1,7 @@
 //! Queues between threads. Each holds a bounded number of bytes, and is made with a rule for items
 //! that it has no room for.
 //!
-//! All queues that a guest, a client or another part of a machine can fill are of this kind. An
+//! All queues that a guest, a client or another shard of a machine can fill are of this kind. An
 //! empty queue takes no memory.
 
 use std::collections::VecDeque;

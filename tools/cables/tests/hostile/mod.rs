@@ -1,4 +1,4 @@
-//! A part that has the right certificate, sends a valid greeting, and then sends anything.
+//! A shard that has the right certificate, sends a valid greeting, and then sends anything.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -31,11 +31,11 @@ impl Random {
 pub(crate) struct Hostile(StreamOwned<ClientConnection, TcpStream>);
 
 impl Hostile {
-    /// Connects to part 0 as the part with these files.
+    /// Connects to shard 0 as the shard with these files.
     pub(crate) fn connect(dir: &Path, own: &Hello) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(dir.join("authority.pem")).unwrap()).unwrap();
-        let files = dir.join(format!("part-{}", own.part));
+        let files = dir.join(format!("part-{}", own.shard));
         let certificate = CertificateDer::from_pem_file(files.join("certificate.pem")).unwrap();
         let key = PrivateKeyDer::from_pem_file(files.join("key.pem")).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))

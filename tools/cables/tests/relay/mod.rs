@@ -1,4 +1,4 @@
-//! A bad network between two parts: bytes arrive late, and few at a time.
+//! A bad network between two shards: bytes arrive late, and few at a time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

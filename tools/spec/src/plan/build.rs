@@ -37,7 +37,7 @@ impl Network {
         check_links(&spec.link, &shape)?;
         let down = spec.link.iter().filter(|link| link.down);
         let links_down = down.map(|link| (link.at, link.port)).collect();
-        Ok(Self { shape, links_down, part: None })
+        Ok(Self { shape, links_down, shard: None })
     }
 }
 
@@ -150,7 +150,7 @@ impl Plan {
                 tap: spec.tap.unwrap_or_default(),
             },
             fail_with_guest: false,
-            end_with_part: false,
+            end_with_shard: false,
             faults: faults(spec),
             captures: Vec::new(),
             nodes: shape.iter().map(|coords| NodePlan { coords, role: Role::Stub }).collect(),

@@ -1,7 +1,7 @@
 //! The reason why there is no plan.
 
 use tofu_abi::Coords;
-use tofu_fabric::{BadParts, PartId, Shape};
+use tofu_fabric::{BadShards, Shape, ShardId};
 use tofu_ui::{FileError, FileLine};
 
 use crate::guest::GuestError;
@@ -25,8 +25,8 @@ pub enum PlanError {
     Value { field: &'static str, value: String, allowed: String },
     #[error("--nat is by the host's network interface; leave --tap off out")]
     NatWithoutTap,
-    #[error("--net: a machine in parts has no Ethernet among all of its nodes; leave it out")]
-    NetInParts,
+    #[error("--net: a machine in shards has no Ethernet among all of its nodes; leave it out")]
+    NetInShards,
     #[error(
         "{memory} of memory are too little for a Linux node; give {} or more",
         MemorySize::LINUX_LEAST
@@ -79,11 +79,11 @@ pub enum PlanError {
     )]
     NoBootServer,
     #[error(transparent)]
-    Parts(#[from] BadParts),
-    #[error("a machine in parts cannot have {0} so far; leave out --part, or that")]
-    InParts(&'static str),
-    #[error("--capture of node {at}: it is in part {part}; give the option there")]
-    CaptureElsewhere { at: Coords, part: PartId },
+    Shards(#[from] BadShards),
+    #[error("a machine in shards cannot have {0} so far; leave out --shard, or that")]
+    InShards(&'static str),
+    #[error("--capture of node {at}: it is in shard {shard}; give the option there")]
+    CaptureElsewhere { at: Coords, shard: ShardId },
 }
 
 /// Refuses the first thing that is asked for although the machine cannot have it.

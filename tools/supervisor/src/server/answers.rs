@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use tofu_control::protocol::{
-    MachineInfo, NodeInfo, NodeKind, PartInfo, PartState, Reply, Request,
+    MachineInfo, NodeInfo, NodeKind, Reply, Request, ShardInfo, ShardState,
 };
 use tofu_control::{PING, node_name};
 use tofu_fabric::NodeId;
@@ -103,10 +103,10 @@ fn silent(registry: &Registry, linux: &[Arc<dyn AgentNode>]) -> Vec<NodeId> {
     late.map(|(node, _)| node.id()).collect()
 }
 
-/// Describes the machine, or this part of it.
+/// Describes the machine, or this shard of it.
 pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
     let shape = &registry.network.shape;
-    let part = registry.rest().map(|rest| rest.own.0);
+    let shard = registry.rest().map(|rest| rest.own.0);
     let linux = registry.linux();
     let silent = if ping { silent(registry, linux) } else { Vec::new() };
     let mut nodes: Vec<NodeInfo> = linux
@@ -122,7 +122,7 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
             NodeInfo {
                 index: node.id().0,
                 at: node.at().to_array(),
-                part,
+                shard,
                 name: node_name(node.at()),
                 kind: NodeKind::Linux,
                 state: state.into(),
@@ -134,7 +134,7 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
             }
         })
         .collect();
-    nodes.extend(others(registry, part));
+    nodes.extend(others(registry, shard));
     nodes.sort_by_key(|node| node.index);
     let mut archs: Vec<_> = linux.iter().map(|node| node.arch().name()).collect();
     archs.dedup();
@@ -149,12 +149,12 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
         seconds: registry.started.elapsed().as_secs_f64(),
         nodes,
         jobs: registry.jobs.list(),
-        parts: registry.rest().map(own_part).into_iter().collect(),
+        shards: registry.rest().map(own_shard).into_iter().collect(),
     }
 }
 
 /// Describes the nodes without Linux.
-fn others(registry: &Registry, part: Option<u16>) -> Vec<NodeInfo> {
+fn others(registry: &Registry, shard: Option<u16>) -> Vec<NodeInfo> {
     let described = registry.others().into_iter().filter_map(|(id, other)| {
         let at = registry.network.shape.coords(id)?;
         let state = match other.state {
@@ -164,7 +164,7 @@ fn others(registry: &Registry, part: Option<u16>) -> Vec<NodeInfo> {
         Some(NodeInfo {
             index: id.0,
             at: at.to_array(),
-            part,
+            shard,
             name: node_name(at),
             kind: other.kind,
             state: state.into(),
@@ -178,12 +178,12 @@ fn others(registry: &Registry, part: Option<u16>) -> Vec<NodeInfo> {
     described.collect()
 }
 
-/// Describes this part, as in descriptions of the machine.
-fn own_part(rest: &Rest) -> PartInfo {
-    PartInfo {
-        part: rest.own.0,
+/// Describes this shard, as in descriptions of the machine.
+fn own_shard(rest: &Rest) -> ShardInfo {
+    ShardInfo {
+        shard: rest.own.0,
         address: rest.others.address().to_owned(),
         pid: std::process::id(),
-        state: PartState::Here,
+        state: ShardState::Here,
     }
 }

@@ -9,32 +9,32 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
-use tofu_fabric::{NodeId, PartId, Parts};
+use tofu_fabric::{NodeId, ShardId, Shards};
 use tofu_sync::queue::{Receiver, RecvTimeoutError, Sender, WhenFull, queue};
 use tofu_ui::printable;
 
-use super::parts::OF_JOBS;
 use super::reply::{has_left, say};
+use super::shards::OF_JOBS;
 use crate::registry::{Registry, Rest};
 
-/// The interval at which to check for parts that have come back, and whether a follower without
+/// The interval at which to check for shards that have come back, and whether a follower without
 /// events is still there.
 const LOOK: Duration = Duration::from_millis(500);
-/// The most bytes of events of other parts that wait for a follower. The parts hold back any beyond
-/// that.
+/// The most bytes of events of other shards that wait for a follower. The shards hold back any
+/// beyond that.
 const ELSEWHERE: usize = 256 << 10;
-/// The most characters of a text of another part.
+/// The most characters of a text of another shard.
 const LONGEST: usize = 4 << 10;
-/// The interval at which to check for events of other parts.
+/// The interval at which to check for events of other shards.
 const MERGE: Duration = Duration::from_millis(50);
 
-/// Follows the events of other parts.
+/// Follows the events of other shards.
 struct Elsewhere<'a> {
     rest: &'a Rest,
     sender: Sender<EventInfo>,
     events: Receiver<EventInfo>,
-    /// For each part that is followed, its process and the stream from it.
-    followed: HashMap<PartId, (u32, UnixStream)>,
+    /// For each shard that is followed, its process and the stream from it.
+    followed: HashMap<ShardId, (u32, UnixStream)>,
     looked_at: Option<Instant>,
 }
 
@@ -44,33 +44,33 @@ impl<'a> Elsewhere<'a> {
         Self { rest, sender, events, followed: HashMap::new(), looked_at: None }
     }
 
-    /// Follows parts that have appeared since the last call.
+    /// Follows shards that have appeared since the last call.
     fn look(&mut self) {
         if self.looked_at.is_some_and(|at| at.elapsed() < LOOK) {
             return;
         }
         self.looked_at = Some(Instant::now());
         for peer in self.rest.others.peers() {
-            let known = self.followed.get(&peer.part).is_some_and(|(pid, _)| *pid == peer.pid);
+            let known = self.followed.get(&peer.shard).is_some_and(|(pid, _)| *pid == peer.pid);
             if peer.gone || known {
                 continue;
             }
-            match self.follow(peer.part) {
-                Ok(stream) => drop(self.followed.insert(peer.part, (peer.pid, stream))),
-                Err(error) => log::debug!("control: events of part {}: {error:#}", peer.part),
+            match self.follow(peer.shard) {
+                Ok(stream) => drop(self.followed.insert(peer.shard, (peer.pid, stream))),
+                Err(error) => log::debug!("control: events of shard {}: {error:#}", peer.shard),
             }
         }
     }
 
-    fn follow(&self, part: PartId) -> anyhow::Result<UnixStream> {
-        let mut connection = self.rest.connect(part, &Request::Events)?;
+    fn follow(&self, shard: ShardId) -> anyhow::Result<UnixStream> {
+        let mut connection = self.rest.connect(shard, &Request::Events)?;
         let stream = connection.stream()?;
-        let (parts, sender) = (self.rest.parts.clone(), self.sender.clone());
+        let (shards, sender) = (self.rest.shards.clone(), self.sender.clone());
         let run = move || {
-            // The stream ends with the part, or when the follower has left.
+            // The stream ends with the shard, or when the follower has left.
             while let Ok(reply) = connection.reply() {
                 let Reply::Event(event) = reply else { continue };
-                if let Some(event) = of_part(&parts, part, event)
+                if let Some(event) = of_shard(&shards, shard, event)
                     && sender.send(event).is_err()
                 {
                     break;
@@ -85,19 +85,19 @@ impl<'a> Elsewhere<'a> {
 impl Drop for Elsewhere<'_> {
     fn drop(&mut self) {
         for (_, stream) in self.followed.values() {
-            // The part may have ended already.
+            // The shard may have ended already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// Checks an event of another part, and returns it if it concerns the part's own nodes, or jobs if
-/// the part has them. Events about links, routers, faults and the end of the machine happen here,
-/// too.
-fn of_part(parts: &Parts, part: PartId, event: EventInfo) -> Option<EventInfo> {
+/// Checks an event of another shard, and returns it if it concerns the shard's own nodes, or jobs
+/// if the shard has them. Events about links, routers, faults and the end of the machine happen
+/// here, too.
+fn of_shard(shards: &Shards, shard: ShardId, event: EventInfo) -> Option<EventInfo> {
     let text = |text: String| printable(&text).chars().take(LONGEST).collect::<String>();
     let what = match event.what {
-        EventKind::Job { job, state, command, nodes } if part == OF_JOBS => {
+        EventKind::Job { job, state, command, nodes } if shard == OF_JOBS => {
             let what = EventKind::Job { job, state, command: text(command), nodes };
             return Some(EventInfo { node: None, at: None, what, ..event });
         }
@@ -120,11 +120,12 @@ fn of_part(parts: &Parts, part: PartId, event: EventInfo) -> Option<EventInfo> {
         _ => return None,
     };
     let id = NodeId(event.node?);
-    let at = parts.shape().coords(id).filter(|_| parts.of(id) == Some(part))?;
+    let at = shards.shape().coords(id).filter(|_| shards.of(id) == Some(shard))?;
     Some(EventInfo { at: Some(at.to_array()), what, ..event })
 }
 
-/// Sends events until the client has left or cannot keep up. With `rest`, they come from all parts.
+/// Sends events until the client has left or cannot keep up. With `rest`, they come from all
+/// shards.
 pub(super) fn serve(
     mut client: UnixStream,
     registry: &Registry,
@@ -133,14 +134,14 @@ pub(super) fn serve(
     let (events, _follows) = registry.follow();
     let mut elsewhere = rest.map(Elsewhere::new);
     let wait = if elsewhere.is_some() { MERGE } else { LOOK };
-    // Follow the other parts before telling the client that it will see all events.
+    // Follow the other shards before telling the client that it will see all events.
     elsewhere.iter_mut().for_each(Elsewhere::look);
     say(&mut client, &Reply::Done)?;
     loop {
         if let Some(elsewhere) = &mut elsewhere {
             elsewhere.look();
             for event in elsewhere.events.try_iter() {
-                // The clocks of other parts started at other times.
+                // The clocks of other shards started at other times.
                 let seconds = registry.started.elapsed().as_secs_f64();
                 say(&mut client, &Reply::Event(EventInfo { seconds, ..event }))?;
             }

@@ -40,10 +40,10 @@ pub(super) fn begin(registry: &Registry, request: &TraceRequest) -> anyhow::Resu
     for node in &request.nodes {
         registry.place(NodeId(*node))?;
         if let Some(rest) = registry.rest()
-            && rest.parts.of(NodeId(*node)) != Some(rest.own)
+            && rest.shards.of(NodeId(*node)) != Some(rest.own)
         {
             bail!(
-                "node {node} is in another part than node {}; trace each part",
+                "node {node} is in another shard than node {}; trace each shard",
                 request.nodes.first().copied().unwrap_or_default()
             );
         }

@@ -10,7 +10,7 @@ use tofu_control::{Connection, MachineName, find_present, present, rundir};
 
 /// End a machine
 ///
-/// A machine in parts ends on all hosts.
+/// A machine in shards ends on all hosts.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DownArgs {
     /// Machine; not needed if only one runs
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &DownArgs) -> anyhow::Result<u8> {
         false => vec![find_present(args.name.as_ref())?],
     };
     for machine in &machines {
-        // One of the parts on this host is enough.
+        // One of the shards on this host is enough.
         let mut asked = Ok(());
         for (name, control) in &machine.sockets {
             let answer = Connection::open(control, &Request::Down)

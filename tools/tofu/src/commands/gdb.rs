@@ -76,7 +76,7 @@ pub(crate) fn run(args: &GdbArgs) -> anyhow::Result<u8> {
     let monitor = folder.join(node_file("qmp", at, "sock"));
     if !monitor.exists() {
         bail!(
-            "node {}: QEMU's monitor is not here; of a machine in parts, ask the part's own host",
+            "node {}: QEMU's monitor is not here; of a machine in shards, ask the shard's own host",
             node.index
         );
     }

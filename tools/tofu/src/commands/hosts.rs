@@ -14,7 +14,7 @@ use crate::commands::slurm;
 /// Print the names and addresses of a machine's nodes, as lines of /etc/hosts
 ///
 /// They are useful on the host if the machine has a gateway; Linux nodes already have them. `tofu
-/// hosts init` is for the hosts that a machine in parts runs on.
+/// hosts init` is for the hosts that a machine in shards runs on.
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct HostsArgs {
@@ -37,27 +37,28 @@ pub(crate) struct HostsArgs {
 
 #[derive(Debug, Clone, Subcommand)]
 enum HostsCommand {
-    /// Create the folder of a machine in parts, with the parts' addresses, keys and certificates
+    /// Create the folder of a machine in shards, with the shards' addresses, keys and certificates
     ///
-    /// Each part has a key and a certificate in it. Copy parts.toml, authority.pem and the folder
-    /// part-I to the host of part I; any holder of these files can act as that part. Then start
-    /// each part with `tofu up --part I/N --join DIR`.
+    /// Each shard has a key and a certificate in it. Copy parts.toml, authority.pem and the folder
+    /// part-I to the host of shard I; any holder of these files can act as that shard. Then start
+    /// each shard with `tofu up --shard I/N --join DIR`.
     #[command(after_help = EXAMPLES)]
     Init(InitArgs),
 }
 
 #[derive(Debug, Clone, Args)]
 struct InitArgs {
-    /// Where each part listens, part 0 first: an address or name of its host, and a port
+    /// Where each shard listens, shard 0 first: an address or name of its host, and a port
     #[arg(value_name = "HOST:PORT", required_unless_present = "slurm")]
     addresses: Vec<String>,
 
-    /// Use the hosts of the Slurm job that this runs in: one part for each task, in the order of
+    /// Use the hosts of the Slurm job that this runs in: one shard for each task, in the order of
     /// `--distribution=block`
     #[arg(long, conflicts_with = "addresses")]
     slurm: bool,
 
-    /// With --slurm: the port of the first part on each host; further parts use the following ports
+    /// With --slurm: the port of the first shard on each host; further shards use the following
+    /// ports
     #[arg(long, value_name = "PORT", default_value_t = 7700, requires = "slurm")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
@@ -70,11 +71,11 @@ struct InitArgs {
 const EXAMPLES: &str = "\
 Examples:
   tofu hosts init --dir demo 127.0.0.1:7700 127.0.0.1:7701
-      two parts on this host
+      two shards on this host
   tofu hosts init node1:7700 node2:7700 node3:7700 node4:7700
-      four parts, each on a host of its own
+      four shards, each on a host of its own
   tofu hosts init --slurm --dir /shared/demo
-      a part for each task of a Slurm job, in its batch script";
+      a shard for each task of a Slurm job, in its batch script";
 
 /// Runs `tofu hosts` and returns the exit code.
 pub(crate) fn run(args: &HostsArgs) -> anyhow::Result<u8> {
@@ -117,8 +118,8 @@ fn init(InitArgs { addresses, slurm, port, dir }: &InitArgs) -> anyhow::Result<u
     tofu_cables::hosts::init(dir, addresses)?;
     let (count, dir) = (addresses.len(), dir.display());
     let mut out = io::stdout().lock();
-    for (part, address) in addresses.iter().enumerate() {
-        writeln!(out, "part {part} at {address}: tofu up --part {part}/{count} --join {dir}")?;
+    for (shard, address) in addresses.iter().enumerate() {
+        writeln!(out, "shard {shard} at {address}: tofu up --shard {shard}/{count} --join {dir}")?;
     }
     out.flush()?;
     Ok(0)

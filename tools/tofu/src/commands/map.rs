@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn network(shape: &str) -> Network {
-        Network { shape: shape.parse().unwrap(), links_down: Default::default(), part: None }
+        Network { shape: shape.parse().unwrap(), links_down: Default::default(), shard: None }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
-use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo, PartInfo, PartState};
+use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo, ShardInfo, ShardState};
 use tofu_control::{MachineName, Present, find_present, ping, present, rundir};
 use tofu_ui::{printable, table};
 
@@ -14,7 +14,7 @@ use tofu_ui::{printable, table};
 /// Linux nodes are asked for a sign of life; a node that gives none within two seconds is shown as
 /// not answering. A node whose router has failed (see `tofu node`) is shown as down. Jobs of `tofu
 /// run` are listed with their nodes; jobs that wait for nodes are shown as queued. A machine in
-/// parts is listed once, with the nodes of all parts that answer.
+/// shards is listed once, with the nodes of all shards that answer.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {
     /// Only this machine
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
                     "name": name, "pid": machine.pid, "shape": machine.shape,
                     "generation": machine.generation, "arch": machine.arch,
                     "seconds": machine.seconds, "nodes": machine.nodes, "jobs": machine.jobs,
-                    "parts": machine.parts,
+                    "parts": machine.shards,
                 }),
                 Err(why) => json!({ "name": name, "error": why }),
             })
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
 /// A machine's description of itself, or the error; `None` if it has gone.
 fn look(machine: &Present) -> anyhow::Result<Option<Result<MachineInfo, String>>> {
     let mut seen = None;
-    // Any part answers for all.
+    // Any shard answers for all.
     for (_, control) in &machine.sockets {
         match ping(control) {
             Ok(info) => return Ok(Some(Ok(info))),
@@ -86,10 +86,10 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
     let (shape, pid, up) = (&machine.shape, machine.pid, duration(machine.seconds));
     // None while it starts.
     let generation = machine.generation.as_ref().map(|of| format!(", {of}")).unwrap_or_default();
-    let in_parts = !machine.parts.is_empty();
-    match machine.parts.len() {
+    let in_shards = !machine.shards.is_empty();
+    match machine.shards.len() {
         0 => writeln!(out, "machine {name}: {shape}{generation}, up {up}, process {pid}")?,
-        parts => writeln!(out, "machine {name}: {shape}{generation}, up {up}, {parts} parts")?,
+        shards => writeln!(out, "machine {name}: {shape}{generation}, up {up}, {shards} shards")?,
     }
     let has_jobs = !machine.jobs.is_empty();
     let rows = machine.nodes.iter().map(|node: &NodeInfo| {
@@ -102,26 +102,26 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
             node.pid.map_or("-".to_owned(), |pid| pid.to_string()),
             duration(node.seconds),
         ];
-        let part = || node.part.map_or("-".to_owned(), |part| part.to_string());
-        row.extend(in_parts.then(part));
+        let shard = || node.shard.map_or("-".to_owned(), |shard| shard.to_string());
+        row.extend(in_shards.then(shard));
         row.extend(has_jobs.then(|| JobInfo::numbers(&machine.jobs, node.index)));
         row
     });
     let mut head = vec!["index", "node", "kind", "state", "vmm", "process", "for"];
-    head.extend(in_parts.then_some("part"));
+    head.extend(in_shards.then_some("shard"));
     head.extend(has_jobs.then_some("job"));
     write!(out, "{}", table(&head, &[0, 5], rows))?;
-    if in_parts {
-        let rows = machine.parts.iter().map(|part: &PartInfo| {
+    if in_shards {
+        let rows = machine.shards.iter().map(|shard: &ShardInfo| {
             // The process number of another host has no meaning here.
-            let PartInfo { part, address, pid, state } = part;
+            let ShardInfo { shard, address, pid, state } = shard;
             let state = match state {
-                PartState::Here => format!("here, process {pid}"),
+                ShardState::Here => format!("here, process {pid}"),
                 state => state.to_string(),
             };
-            vec![part.to_string(), printable(address), state]
+            vec![shard.to_string(), printable(address), state]
         });
-        write!(out, "{}", table(&["part", "address", "state"], &[0], rows))?;
+        write!(out, "{}", table(&["shard", "address", "state"], &[0], rows))?;
     }
     if has_jobs {
         let rows = machine.jobs.iter().map(|job: &JobInfo| {

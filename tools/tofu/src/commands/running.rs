@@ -54,7 +54,7 @@ impl MachineOrShape {
         let links_down = down.iter().filter_map(|end| end.find(&shape)).collect();
         let generation = generation.or_else(|| info.generation());
         Ok(Described {
-            network: Network { shape, links_down, part: None },
+            network: Network { shape, links_down, shard: None },
             generation,
             jobs: info.jobs,
         })

@@ -1,9 +1,9 @@
-//! Slurm's information for the tasks of a job: the part of each task, and the hosts of all tasks.
+//! Slurm's information for the tasks of a job: the shard of each task, and the hosts of all tasks.
 
 use anyhow::{Context, bail, ensure};
 use tofu_abi::decimal;
-use tofu_fabric::{PartId, Parts};
-use tofu_spec::units::PartOf;
+use tofu_fabric::{ShardId, Shards};
+use tofu_spec::units::ShardOf;
 
 /// Variables of the environment, by name.
 pub(crate) type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -15,28 +15,28 @@ pub(crate) fn environment(name: &str) -> Option<String> {
 
 fn number(variables: Variables<'_>, name: &str) -> anyhow::Result<u32> {
     let text = variables(name).with_context(|| {
-        format!("{name} is not set; slurm is for tasks of a Slurm job: srun tofu up --part slurm")
+        format!("{name} is not set; slurm is for tasks of a Slurm job: srun tofu up --shard slurm")
     })?;
     decimal(&text).with_context(|| format!("{name}={text}: not a number"))
 }
 
-/// The part of this task.
+/// The shard of this task.
 ///
 /// # Errors
 ///
-/// If this is not a task of Slurm, or the job has more tasks than a machine can have parts.
-pub(crate) fn part(variables: Variables<'_>) -> anyhow::Result<PartOf> {
+/// If this is not a task of Slurm, or the job has more tasks than a machine can have shards.
+pub(crate) fn shard(variables: Variables<'_>) -> anyhow::Result<ShardOf> {
     let (task, tasks) = (number(variables, "SLURM_PROCID")?, number(variables, "SLURM_NTASKS")?);
     ensure!(
-        tasks <= Parts::MOST,
-        "SLURM_NTASKS={tasks}: a machine has {} parts at most",
-        Parts::MOST
+        tasks <= Shards::MOST,
+        "SLURM_NTASKS={tasks}: a machine has {} shards at most",
+        Shards::MOST
     );
     ensure!(task < tasks, "SLURM_PROCID={task}: it has to be less than SLURM_NTASKS={tasks}");
-    Ok(PartOf { part: PartId(task as u16), of: tasks })
+    Ok(ShardOf { shard: ShardId(task as u16), of: tasks })
 }
 
-/// The addresses at which the parts of a job listen, one for each task. Those on one node have
+/// The addresses at which the shards of a job listen, one for each task. Those on one node have
 /// consecutive ports from this one on. Tasks are taken to fill one node after the other, as with
 /// `--distribution=block`.
 ///
@@ -61,7 +61,7 @@ pub(crate) fn addresses(variables: Variables<'_>, port: u16) -> anyhow::Result<V
     let mut addresses = Vec::new();
     for (node, tasks) in nodes.iter().zip(of_nodes) {
         for task in 0..tasks {
-            ensure!(addresses.len() < Parts::MOST as usize, "more tasks than {}", Parts::MOST);
+            ensure!(addresses.len() < Shards::MOST as usize, "more tasks than {}", Shards::MOST);
             let port = u16::try_from(u32::from(port) + task).ok();
             let port = port.with_context(|| format!("{tasks} tasks on {node}: no ports left"))?;
             addresses.push(format!("{node}:{port}"));
@@ -79,7 +79,7 @@ fn counts(text: &str) -> anyhow::Result<Vec<u32>> {
             None => (decimal(part), Some(1)),
         };
         let (count, times) = count.zip(times).context("not numbers of tasks, such as 2(x3),1")?;
-        ensure!(counts.len() + times as usize <= Parts::MOST as usize, "too many nodes");
+        ensure!(counts.len() + times as usize <= Shards::MOST as usize, "too many nodes");
         counts.extend((0..times).map(|_| count));
     }
     Ok(counts)
@@ -109,7 +109,7 @@ fn expand(first: String, rest: &str, to: &mut Vec<String>) -> anyhow::Result<()>
     let Some((before, after)) = rest.split_once('[') else {
         let name = first + rest;
         ensure!(!name.is_empty(), "a node without a name");
-        ensure!(to.len() < Parts::MOST as usize, "more than {} nodes", Parts::MOST);
+        ensure!(to.len() < Shards::MOST as usize, "more than {} nodes", Shards::MOST);
         to.push(name);
         return Ok(());
     };
@@ -119,7 +119,7 @@ fn expand(first: String, rest: &str, to: &mut Vec<String>) -> anyhow::Result<()>
         let Some((from, until)) = decimal::<u32>(low).zip(decimal::<u32>(high)) else {
             bail!("[{ranges}]: not numbers and ranges of them");
         };
-        let most = from.saturating_add(Parts::MOST);
+        let most = from.saturating_add(Shards::MOST);
         ensure!(from <= until && until < most, "[{range}]: not a range of nodes");
         for number in from..=until {
             // With as many digits as the first number has.
@@ -141,23 +141,23 @@ mod tests {
         })
     }
 
-    fn part_of(set: &[(&str, &str)]) -> String {
-        with(set, &|vars| match part(vars) {
-            Ok(part) => part.to_string(),
+    fn shard_of(set: &[(&str, &str)]) -> String {
+        with(set, &|vars| match shard(vars) {
+            Ok(shard) => shard.to_string(),
             Err(error) => format!("{error:#}"),
         })
     }
 
     #[test]
-    fn task_is_a_part() {
-        assert_eq!(part_of(&[("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4")]), "3/4");
+    fn task_is_a_shard() {
+        assert_eq!(shard_of(&[("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4")]), "3/4");
         for (set, why) in [
             (&[][..], "SLURM_PROCID is not set"),
             (&[("SLURM_PROCID", "4"), ("SLURM_NTASKS", "4")], "has to be less"),
             (&[("SLURM_PROCID", "x"), ("SLURM_NTASKS", "4")], "SLURM_PROCID=x: not a number"),
-            (&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "5000")], "4096 parts at most"),
+            (&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "5000")], "4096 shards at most"),
         ] {
-            assert!(part_of(set).contains(why), "{set:?}: {}", part_of(set));
+            assert!(shard_of(set).contains(why), "{set:?}: {}", shard_of(set));
         }
     }
 

@@ -407,7 +407,7 @@ mod tests {
 
     fn network(shape: &str, torus: bool) -> Network {
         let shape: Shape = shape.parse().unwrap();
-        Network { shape: shape.with_torus([torus; 3]), links_down: Default::default(), part: None }
+        Network { shape: shape.with_torus([torus; 3]), links_down: Default::default(), shard: None }
     }
 
     const SHAPES: [&str; 9] = [

@@ -253,7 +253,7 @@ mod tests {
         described(Network {
             shape,
             links_down: [(Coords::default(), Port::BPlus)].into(),
-            part: None,
+            shard: None,
         })
     }
 
@@ -332,7 +332,8 @@ mod tests {
 
     #[test]
     fn link_capacity_is_in_the_second_line() {
-        let k = Network { shape: "k".parse().unwrap(), links_down: Default::default(), part: None };
+        let k =
+            Network { shape: "k".parse().unwrap(), links_down: Default::default(), shard: None };
         let capacity = Capacity::of(Generation::K, &k.shape);
         let text = text(&described(k), Some((Generation::K, capacity)), false);
         let expected = "Tofu: injection 1.66 PB/s, bisection 46.08 TB/s, optical links 0 %";

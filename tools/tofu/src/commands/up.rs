@@ -16,11 +16,11 @@ use clap::{Args, Parser};
 use tofu_linux_nodes::host::LinuxHost;
 use tofu_linux_nodes::runtimes::Runtimes;
 use tofu_spec::plan::Plan;
-use tofu_spec::units::{PartOf, Timeout};
+use tofu_spec::units::{ShardOf, Timeout};
 use tofu_supervisor::event;
 use tofu_supervisor::node::LinuxBackend;
-use tofu_supervisor::parts::{self, Joining, Others};
 use tofu_supervisor::session::{Rights, Session};
+use tofu_supervisor::shards::{self, Joining, Others};
 use tofu_ui::{Style, exit};
 
 use self::screen::Screen;
@@ -54,28 +54,28 @@ pub(crate) struct UpArgs {
     pub(crate) machine: MachineArgs,
 
     #[command(flatten)]
-    pub(crate) parts: PartArgs,
+    pub(crate) shards: ShardArgs,
 }
 
-/// A machine in parts.
+/// A machine in shards.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Several processes or hosts")]
-pub(crate) struct PartArgs {
+pub(crate) struct ShardArgs {
     #[command(flatten)]
     join: JoinArgs,
 
-    /// Stop the guests of this part, after --grace, when another part is lost; without this option
-    /// they continue, and the other part may come back
-    #[arg(long, requires = "part")]
-    end_with_part: bool,
+    /// Stop the guests of this shard, after --grace, when another shard is lost; without this
+    /// option they continue, and the other shard may come back
+    #[arg(long, alias = "end-with-part", requires = "shard")]
+    end_with_shard: bool,
 
-    /// Start a part on each host of a file by ssh, and follow all of them
+    /// Start a shard on each host of a file by ssh, and follow all of them
     ///
-    /// Each line has HOST or USER@HOST for ssh. It may be followed by ADDRESS:PORT, where the part
+    /// Each line has HOST or USER@HOST for ssh. It may be followed by ADDRESS:PORT, where the shard
     /// listens (default: HOST:7700), and by the path of the tofu command on that host; without a
-    /// path the command is copied there. The first host has part 0. Lines that guests print begin
-    /// with the number of their part.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["part", "join", "detach", "capture"])]
+    /// path the command is copied there. The first host has shard 0. Lines that guests print begin
+    /// with the number of their shard.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["shard", "join", "detach", "capture"])]
     hosts: Option<PathBuf>,
 }
 
@@ -95,10 +95,10 @@ Examples:
       two Linux nodes; then tofu exec 0 -- uname -a, tofu console 1, tofu down
   tofu up --linux --shape unit --guest allpairs
       a program on twelve Linux nodes
-  tofu up --shape 4x1x1x1x1x1 --part 0/2 --join demo
-      half of a machine; `tofu up --shape 4x1x1x1x1x1 --part 1/2 --join demo` is the other
+  tofu up --shape 4x1x1x1x1x1 --shard 0/2 --join demo
+      half of a machine; `tofu up --shape 4x1x1x1x1x1 --shard 1/2 --join demo` is the other
   tofu up --shape half-rack --guest ring --hosts hosts.txt
-      a machine over the hosts of a file, a part on each
+      a machine over the hosts of a file, a shard on each
 
 A machine file:
   shape = \"2x1x1x2x3x2\"
@@ -111,24 +111,24 @@ A machine file:
   down = true";
 
 impl UpArgs {
-    /// Plans the machine, or the part of it that is asked for. Returns also the settings that all
-    /// parts must share.
+    /// Plans the machine, or the shard of it that is asked for. Returns also the settings that all
+    /// shards must share.
     fn plan(&self) -> anyhow::Result<(Plan, Vec<(String, String)>)> {
         let plan = Plan::new(&self.machine.spec()?)?;
-        let Some((own, _)) = self.parts.join.asked() else { return Ok((plan, Vec::new())) };
-        let same = parts::in_common(&plan);
-        let plan = Plan { end_with_part: self.parts.end_with_part, ..plan.cut(own)? };
+        let Some((own, _)) = self.shards.join.asked() else { return Ok((plan, Vec::new())) };
+        let same = shards::in_common(&plan);
+        let plan = Plan { end_with_shard: self.shards.end_with_shard, ..plan.cut(own)? };
         Ok((plan, same))
     }
 }
 
 /// Runs `tofu up` and returns the exit code.
 pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
-    if let Some(file) = &args.parts.hosts {
+    if let Some(file) = &args.shards.hosts {
         return hosts::run(file, &args.machine, args.json, args.check);
     }
     let (mut plan, same) = args.plan()?;
-    let joined = args.parts.join.asked();
+    let joined = args.shards.join.asked();
     let LinuxArgs { detach, detached, .. } = args.machine.linux;
     check_memory(&plan, host::memory_available())?;
     linux::check(&plan, detach)?;
@@ -140,7 +140,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     }
     let meet = |plan: &mut Plan| {
         let Some((own, dir)) = joined else { return Ok(None) };
-        let mesh = args.parts.join.meet(join(plan, own, dir, same)?, own, args.json)?;
+        let mesh = args.shards.join.meet(join(plan, own, dir, same)?, own, args.json)?;
         anyhow::Ok(Some(Others::new(mesh)))
     };
     let (start, style) = (Instant::now(), Style::detect(args.json));
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
             if runtimes.is_none() {
                 return Ok(exit::INTERRUPTED);
             }
-            // Once the images are ready, because parts that have met do not wait long for each
+            // Once the images are ready, because shards that have met do not wait long for each
             // other's devices.
             let Some(others) = signals.while_idle(|| meet(&mut plan)) else {
                 return Ok(exit::INTERRUPTED);
@@ -201,19 +201,19 @@ fn hints(plan: &Plan, session: &Session, detached: bool) -> Option<Vec<String>> 
     }
 }
 
-/// Takes the address of a part. This process is called `NAME-partI` from then on, because parts may
-/// share a host.
+/// Takes the address of a shard. This process is called `NAME-partI` from then on, because shards
+/// may share a host.
 fn join(
     plan: &mut Plan,
-    own: PartOf,
+    own: ShardOf,
     dir: &Path,
     same: Vec<(String, String)>,
 ) -> anyhow::Result<Joining> {
     let machine = plan.name.take().unwrap_or_default();
-    let name = machine.of_part(own.part.0);
-    let why = |allowed| anyhow!("the name of part {} of {machine}: {allowed}", own.part);
+    let name = machine.of_shard(own.shard.0);
+    let why = |allowed| anyhow!("the name of shard {} of {machine}: {allowed}", own.shard);
     plan.name = Some(name.map_err(why)?);
-    parts::join(dir, machine.as_str(), same, own)
+    shards::join(dir, machine.as_str(), same, own)
 }
 
 /// Refuses a machine whose guests could use more memory than there is, which

@@ -1,4 +1,4 @@
-//! Machines in parts by one command: `tofu up --hosts`, and Slurm.
+//! Machines in shards by one command: `tofu up --hosts`, and Slurm.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -76,16 +76,16 @@ fn write_program(file: &Path, text: &str) {
 const TOFU: &str = env!("CARGO_BIN_EXE_tofu");
 
 #[test]
-fn hosts_get_command_and_part_by_ssh() {
+fn hosts_get_command_and_shard_by_ssh() {
     let hosts = Hosts::new("ssh", SSH);
-    if !hosts.place.can_boot("hosts_get_command_and_part_by_ssh") {
+    if !hosts.place.can_boot("hosts_get_command_and_shard_by_ssh") {
         return;
     }
     let [first, second] = free_addresses();
     let file = format!("# both\none {first}\n\nme@two {second} {TOFU} # it has the command\n");
     let said = hosts.place.run_command(hosts.up(&file, &["--guest", "ring"]));
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
-    for expected in ["0: machine 4x1x1x1x1x1: part 0/2", "1: all 2 guests succeeded"] {
+    for expected in ["0: machine 4x1x1x1x1x1: shard 0/2", "1: all 2 guests succeeded"] {
         assert!(said.out.contains(expected), "{}", said.out);
     }
     let copies: Vec<_> =
@@ -100,9 +100,9 @@ fn hosts_get_command_and_part_by_ssh() {
     assert!(!said.err.contains("copies the command"), "{}", said.err);
     let events = said.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let ended = events.filter(|event| event["event"] == "ended").map(|event| event["part"].clone());
-    let mut parts: Vec<_> = ended.map(|part| part.as_u64().unwrap()).collect();
-    parts.sort_unstable();
-    assert_eq!(parts, [0, 0, 1, 1]);
+    let mut shards: Vec<_> = ended.map(|shard| shard.as_u64().unwrap()).collect();
+    shards.sort_unstable();
+    assert_eq!(shards, [0, 0, 1, 1]);
     hosts.place.is_clean();
 }
 
@@ -187,12 +187,12 @@ fn bad_host_is_reported_with_its_line() {
     refused(&format!("{one}two {second} {}\n", older.display()), &[], &other);
     // Its folder was made before the other host was contacted, or not at all.
     assert!(hosts.caches("one").is_empty() && hosts.caches("two").is_empty());
-    refused(&format!("{one}two {first}\n"), &[], &["hosts.txt", "two parts cannot listen at"]);
+    refused(&format!("{one}two {first}\n"), &[], &["hosts.txt", "two shards cannot listen at"]);
     refused("-x\n", &[], &["hosts.txt:1: -x: a line is [USER@]HOST"]);
     refused("# nobody\n", &[], &["hosts.txt: no hosts"]);
-    refused(&one.repeat(5), &[], &["4x1x1x1x1x1 cannot be cut into 5 parts"]);
+    refused(&one.repeat(5), &[], &["4x1x1x1x1x1 cannot be cut into 5 shards"]);
     refused(&one, &["--guest", "none"], &["none"]);
-    // A part that fails to start ends those that wait for it.
+    // A shard that fails to start ends those that wait for it.
     let broken = hosts.place.path().join("bin/broken");
     let text =
         format!("#!/bin/sh\n[ $1 = --version ] && exec {TOFU} $1\necho broken >&2\nexit 3\n");
@@ -206,15 +206,15 @@ fn bad_host_is_reported_with_its_line() {
 }
 
 #[test]
-fn ctrl_c_ends_the_parts_of_all_hosts() {
+fn ctrl_c_ends_the_shards_of_all_hosts() {
     let hosts = Hosts::new("ssh", SSH);
-    if !hosts.place.can_boot("ctrl_c_ends_the_parts_of_all_hosts") {
+    if !hosts.place.can_boot("ctrl_c_ends_the_shards_of_all_hosts") {
         return;
     }
     let [first, second] = free_addresses();
     let file = format!("one {first} {TOFU}\ntwo {second} {TOFU}\n");
     let machine = Running::start(hosts.up(&file, &["--args", "rounds=1000000000"]), b"");
-    wait_for("guests of both parts run", || {
+    wait_for("guests of both shards run", || {
         hosts.place.ps()[0]["nodes"].as_array().is_some_and(|nodes| nodes.len() == 4)
     });
     interrupt(machine.id());
@@ -234,9 +234,9 @@ wait $first && wait $second
 "#;
 
 #[test]
-fn tasks_of_slurm_are_parts() {
+fn tasks_of_slurm_are_shards() {
     let hosts = Hosts::new("srun", SRUN);
-    if !hosts.place.can_boot("tasks_of_slurm_are_parts") {
+    if !hosts.place.can_boot("tasks_of_slurm_are_shards") {
         return;
     }
     let [address] = free_addresses();
@@ -257,12 +257,12 @@ fn tasks_of_slurm_are_parts() {
     command.env("SLURM_SUBMIT_DIR", hosts.place.path());
     let said = hosts.place.run_command(hosts.with(command));
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
-    for expected in ["part 0/2, 2 of 4 VMs", "part 1/2, 2 of 4 VMs"] {
+    for expected in ["shard 0/2, 2 of 4 VMs", "shard 1/2, 2 of 4 VMs"] {
         assert!(said.out.contains(expected), "{}", said.out);
     }
     assert!(!hosts.place.path().join("tofu-hosts-17").exists(), "the certificates are left there");
 
-    let mut command = hosts.place.command(&["up", "--part", "slurm", "--join", "none"]);
+    let mut command = hosts.place.command(&["up", "--shard", "slurm", "--join", "none"]);
     command.env_remove("SLURM_PROCID");
     let error = hosts.place.run_command(command).error();
     assert!(error.contains("SLURM_PROCID is not set"), "{error}");
@@ -281,7 +281,7 @@ fn manifests_for_kubernetes_fit_together() {
     let (service, set) = (of("Service").unwrap(), of("StatefulSet").unwrap());
     assert_eq!((&service["apiVersion"], &set["apiVersion"]), (&"v1".into(), &"apps/v1".into()));
     let (service_spec, spec) = (&service["spec"], &set["spec"]);
-    // Headless, and with names for pods that are not ready: parts connect to each other.
+    // Headless, and with names for pods that are not ready: shards connect to each other.
     assert_eq!(
         (&service_spec["clusterIP"], &spec["podManagementPolicy"]),
         (&"None".into(), &"Parallel".into())
@@ -298,37 +298,37 @@ fn manifests_for_kubernetes_fit_together() {
         assert!(!container[field].is_null(), "{field}");
     }
     assert_eq!(container["ports"][0]["containerPort"], service_spec["ports"][0]["port"]);
-    let parts = spec["replicas"].as_u64().unwrap();
+    let shards = spec["replicas"].as_u64().unwrap();
     let env = |name: &str| {
         let found = container["env"].as_array().unwrap().iter().find(|env| env["name"] == name);
         found.unwrap()["value"].as_str().unwrap().to_owned()
     };
-    assert_eq!(env("PARTS"), parts.to_string());
+    assert_eq!(env("SHARDS"), shards.to_string());
     let volumes = pod["volumes"].as_array().unwrap();
     for mount in container["volumeMounts"].as_array().unwrap() {
         assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
     }
 
     let place = Place::new();
-    check_secret(&place, parts, volumes);
+    check_secret(&place, shards, volumes);
 
     // The container's command line is valid, with a shape that can be divided in this way.
     let line = container["args"][0].as_str().unwrap();
     assert!(
-        line.contains("tofu up --part \"${HOSTNAME##*-}/$PARTS\" --join /hosts $MACHINE"),
+        line.contains("tofu up --shard \"${HOSTNAME##*-}/$SHARDS\" --join /hosts $MACHINE"),
         "{line}"
     );
-    let mut up = place.command(&["up", "--part", &format!("0/{parts}"), "--join", "none"]);
+    let mut up = place.command(&["up", "--shard", &format!("0/{shards}"), "--join", "none"]);
     up.args(env("MACHINE").split(' '));
     let error = place.run_command(up).error();
     assert!(error.contains("parts.toml; `tofu hosts init` makes it"), "{error}");
 }
 
 /// The secret has each file of `tofu hosts init`, and the script writes it.
-fn check_secret(place: &Place, parts: u64, volumes: &[Value]) {
+fn check_secret(place: &Place, shards: u64, volumes: &[Value]) {
     let dir = place.path().join("demo");
     let dir = dir.to_str().unwrap();
-    let addresses: Vec<_> = (0..parts).map(|part| format!("tofu-{part}.tofu:7700")).collect();
+    let addresses: Vec<_> = (0..shards).map(|shard| format!("tofu-{shard}.tofu:7700")).collect();
     let addresses = addresses.iter().map(String::as_str);
     place
         .run(&["hosts", "init", "--dir", dir].into_iter().chain(addresses).collect::<Vec<_>>())

@@ -1,4 +1,4 @@
-//! Machines in parts by the launchers themselves: an SSH server, Slurm's daemons, and Kubernetes'
+//! Machines in shards by the launchers themselves: an SSH server, Slurm's daemons, and Kubernetes'
 //! schemas. Each test is skipped where its programs are not installed.
 
 use std::fs::{self, Permissions};
@@ -63,16 +63,16 @@ fn write(file: &Path, text: &str) {
     fs::set_permissions(file, Permissions::from_mode(0o700)).unwrap();
 }
 
-fn both_parts(code: Option<i32>, out: &str, err: &str) {
+fn both_shards(code: Option<i32>, out: &str, err: &str) {
     assert_eq!(code, Some(0), "{out}{err}");
-    for expected in ["part 0/2, 2 of 4 VMs", "part 1/2, 2 of 4 VMs", "all 2 guests succeeded"] {
+    for expected in ["shard 0/2, 2 of 4 VMs", "shard 1/2, 2 of 4 VMs", "all 2 guests succeeded"] {
         assert!(out.contains(expected), "{out}{err}");
     }
 }
 
 #[test]
-fn ssh_starts_parts_by_its_server() {
-    const TEST: &str = "ssh_starts_parts_by_its_server";
+fn ssh_starts_shards_by_its_server() {
+    const TEST: &str = "ssh_starts_shards_by_its_server";
     let place = Place::new();
     if !place.can_boot(TEST) {
         return;
@@ -125,7 +125,7 @@ fn ssh_starts_parts_by_its_server() {
     up.arg("--hosts").arg(&hosts);
     up.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()));
     let said = place.run_command(up);
-    both_parts(said.code, &said.out, &said.err);
+    both_shards(said.code, &said.out, &said.err);
     assert!(said.err.contains("hosts.txt:1: one: copies the command"), "{}", said.err);
     assert!(fs::read_dir(dir.join("cache/tofu/commands")).unwrap().count() == 1);
     drop(server);
@@ -163,7 +163,7 @@ impl Slurm {
         let host = host.trim().split('.').next().unwrap();
         let [control, first, second] = [(); 3].map(|()| free_port());
         let conf = dir.join("slurm.conf");
-        // Addresses as names of nodes, so that parts find each other without a name server.
+        // Addresses as names of nodes, so that shards find each other without a name server.
         let text = format!(
             "ClusterName=tofu\nSlurmctldHost={host}(127.0.0.1)\nSlurmctldPort={control}\n\
              SlurmUser=root\nSlurmdUser=root\nAuthInfo=socket={at}/munge.socket\n\
@@ -202,8 +202,8 @@ impl Slurm {
 }
 
 #[test]
-fn slurm_starts_parts_by_its_daemons() {
-    const TEST: &str = "slurm_starts_parts_by_its_daemons";
+fn slurm_starts_shards_by_its_daemons() {
+    const TEST: &str = "slurm_starts_shards_by_its_daemons";
     let place = Place::new();
     if !place.can_boot(TEST) {
         return;
@@ -226,20 +226,20 @@ fn slurm_starts_parts_by_its_daemons() {
         let file = place.path().join(format!("job-{}.txt", job.trim()));
         fs::read_to_string(file).unwrap_or_default()
     };
-    // A part on each of two nodes, and two parts on a node.
+    // A shard on each of two nodes, and two shards on a node.
     for nodes in [&["--nodes=2"][..], &["--nodes=1", "--ntasks-per-node=2"]] {
         let options = [&["--wait"], nodes].concat();
         let said = place.run_command(sbatch(&options, &["--guest", "ring"]));
-        both_parts(said.code, &printed(&said.out), &said.err);
+        both_shards(said.code, &printed(&said.out), &said.err);
     }
 
-    // A job that is cancelled ends all parts, and leaves no certificates.
+    // A job that is cancelled ends all shards, and leaves no certificates.
     let job = place.run_command(sbatch(&["--nodes=2"], &["--args", "rounds=1000000000"])).ok();
-    wait_for("guests of both parts run", || {
+    wait_for("guests of both shards run", || {
         place.ps()[0]["nodes"].as_array().is_some_and(|nodes| nodes.len() == 4)
     });
     run(slurm.command("scancel").arg(job.trim()));
-    wait_for("the parts have ended", || place.ps().as_array().is_some_and(Vec::is_empty));
+    wait_for("the shards have ended", || place.ps().as_array().is_some_and(Vec::is_empty));
     let hosts = place.path().join(format!("tofu-hosts-{}", job.trim()));
     wait_for("the job's certificates are gone", || !hosts.exists());
     drop(slurm);

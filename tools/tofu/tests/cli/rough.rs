@@ -1,4 +1,4 @@
-//! Parts of a machine over a network that delays and loses frames, and falls apart.
+//! Shards of a machine over a network that delays and loses frames, and falls apart.
 //!
 //! Where the kernel has no `netem`, this does the same: two network namespaces with a TAP interface
 //! each, and a thread that takes Ethernet frames from one to the other, late, or not at all. So the
@@ -18,7 +18,7 @@ use tofu_linux_tests::namespace::within;
 use tofu_linux_tests::{Running, interrupt, kill, skip};
 
 use crate::failing::schedule::Random;
-use crate::parts::{Hosts, ip, wait_for_line};
+use crate::shards::{Hosts, ip, wait_for_line};
 
 /// Longest time for a machine.
 const LONGEST: Duration = Duration::from_secs(900);
@@ -153,8 +153,8 @@ fn carry(ends: [File; 2], trouble: &Trouble) {
 }
 
 #[test]
-fn parts_survive_delay_and_loss_until_cut() {
-    const TEST: &str = "parts_survive_delay_and_loss_until_cut";
+fn shards_survive_delay_and_loss_until_cut() {
+    const TEST: &str = "shards_survive_delay_and_loss_until_cut";
     let mut hosts = Hosts::new();
     if !hosts.place.can_boot(TEST) {
         return;
@@ -164,14 +164,14 @@ fn parts_survive_delay_and_loss_until_cut() {
     hosts.init("apart");
     // What the manual says of such networks.
     let args = ["--shape", "2x1x1x1x1x1", "--cable-timeout", "5s"];
-    let start = |part: usize, more: &[&str]| {
+    let start = |shard: usize, more: &[&str]| {
         let args = [&args[..], more].concat();
-        let command = hosts.command("apart", ["0/2", "1/2"][part], &args);
-        Running::start(rough.enter(part, &command), b"")
+        let command = hosts.command("apart", ["0/2", "1/2"][shard], &args);
+        Running::start(rough.enter(shard, &command), b"")
     };
     rough.set(Duration::from_millis(10), 20);
-    let parts = [0, 1].map(|part| start(part, &["--guest", "allpairs"]));
-    for said in parts.map(|part| part.end(LONGEST)) {
+    let shards = [0, 1].map(|shard| start(shard, &["--guest", "allpairs"]));
+    for said in shards.map(|shard| shard.end(LONGEST)) {
         assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
         assert!(said.out.contains("1 peers: put, get and atomic verified"), "{}", said.out);
         assert!(!said.out.contains("is lost"), "{}", said.out);
@@ -181,22 +181,22 @@ fn parts_survive_delay_and_loss_until_cut() {
 
     // With the network apart each takes the other for lost; together again, one is started anew.
     let forever = ["--guest", "httpd", "--args", "forever=1 count=1"];
-    let mut parts = [0, 1].map(|part| start(part, &forever));
-    parts.iter_mut().for_each(|part| wait_for_line(part, "fetched 1 pages"));
+    let mut shards = [0, 1].map(|shard| start(shard, &forever));
+    shards.iter_mut().for_each(|shard| wait_for_line(shard, "fetched 1 pages"));
     rough.cut(true);
-    for (part, other) in parts.iter_mut().zip([1, 0]) {
-        wait_for_line(part, &format!("part {other} is lost: its host does not answer"));
+    for (shard, other) in shards.iter_mut().zip([1, 0]) {
+        wait_for_line(shard, &format!("shard {other} is lost: its host does not answer"));
     }
     rough.cut(false);
-    let [mut first, second] = parts;
+    let [mut first, second] = shards;
     kill(second.id());
     drop(second);
     let mut second = start(1, &forever);
-    wait_for_line(&mut first, "part 1 is back; its links are up");
+    wait_for_line(&mut first, "shard 1 is back; its links are up");
     wait_for_line(&mut second, "fetched 1 pages");
-    for part in [first, second] {
-        interrupt(part.id());
-        assert_eq!(part.end(LONGEST).code, Some(130));
+    for shard in [first, second] {
+        interrupt(shard.id());
+        assert_eq!(shard.end(LONGEST).code, Some(130));
     }
     hosts.place.is_clean();
 }

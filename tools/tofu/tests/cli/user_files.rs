@@ -19,7 +19,7 @@ const READERS: [&str; 15] = [
     "up --linux --kernel FILE",
     "up --linux --initrd FILE",
     "up --hosts FILE",
-    "up --shape 2x1x1x1x1x1 --part 0/2 --join FOLDER",
+    "up --shape 2x1x1x1x1x1 --shard 0/2 --join FOLDER",
     "sim FILE",
     "inspect 0 --diff FILE",
     "view --replay FILE",

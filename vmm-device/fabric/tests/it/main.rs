@@ -4,7 +4,7 @@ mod carrier;
 mod common;
 mod deadlock;
 mod links;
-mod parts;
 mod routing;
 mod shapes;
+mod shards;
 mod wires;

@@ -1,9 +1,9 @@
-//! `tofu up --hosts FILE`: starts a part of a machine on each of several hosts by ssh(1), and
+//! `tofu up --hosts FILE`: starts a shard of a machine on each of several hosts by ssh(1), and
 //! follows all of them.
 //!
-//! On each host one session makes a folder with everything that its part needs, others copy the
+//! On each host one session makes a folder with everything that its shard needs, others copy the
 //! command and the image of Linux nodes if the host does not have them yet, and the last one runs
-//! the part. The part ends with the session's standard input, however this process ends.
+//! the shard. The shard ends with the session's standard input, however this process ends.
 
 mod file;
 mod image;
@@ -19,10 +19,10 @@ use anyhow::{Context, anyhow, bail, ensure};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tofu_control::rundir;
-use tofu_fabric::{PartId, Parts};
+use tofu_fabric::{ShardId, Shards};
 use tofu_image::hex;
 use tofu_spec::plan::Plan;
-use tofu_spec::units::PartOf;
+use tofu_spec::units::ShardOf;
 use tofu_sync::queue::{Item, Receiver, Sender, WhenFull, queue};
 use tofu_ui::{TomlFile, exit, printable, signals};
 
@@ -35,7 +35,7 @@ use self::remote::Machine;
 /// The exit code of ssh(1) when it has failed before running anything.
 const SSH_FAILED: i32 = 255;
 
-/// The arguments of this process for each part: without those about local files, and about hosts.
+/// The arguments of this process for each shard: without those about local files, and about hosts.
 fn passed_on(
     args: impl Iterator<Item = OsString>,
     guest_is_file: bool,
@@ -66,15 +66,15 @@ fn passed_on(
     Ok(passed)
 }
 
-/// Messages from the parts, and from the user.
+/// Messages from the shards, and from the user.
 enum News {
     /// A line of standard output, or of standard error.
     Line {
-        part: usize,
+        shard: usize,
         out: bool,
         line: String,
     },
-    /// The session of a part has ended.
+    /// The session of a shard has ended.
     Ended(usize),
     Signal(i32),
 }
@@ -88,13 +88,13 @@ impl Item for News {
     }
 }
 
-/// Bytes of lines that wait to be shown. Parts whose lines wait are held up.
+/// Bytes of lines that wait to be shown. Shards whose lines wait are held up.
 const MOST_WAITING: usize = 1 << 20;
-/// The longest line of a part, in bytes; a longer one is cut.
+/// The longest line of a shard, in bytes; a longer one is cut.
 const LONGEST: u64 = 64 << 10;
 
-/// Reads the lines of a part.
-fn follow(part: usize, child: &mut Child, to: &Sender<News>) -> anyhow::Result<()> {
+/// Reads the lines of a shard.
+fn follow(shard: usize, child: &mut Child, to: &Sender<News>) -> anyhow::Result<()> {
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return Ok(()) };
     let read = |stream: Box<dyn Read + Send>, out: bool, to: Sender<News>| {
         let run = move || {
@@ -104,7 +104,7 @@ fn follow(part: usize, child: &mut Child, to: &Sender<News>) -> anyhow::Result<(
                 let text = String::from_utf8_lossy(&line).trim_end().to_owned();
                 line.clear();
                 // The receiver is gone once all is over.
-                let _ = to.send(News::Line { part, out, line: text });
+                let _ = to.send(News::Line { shard, out, line: text });
             }
         };
         thread::Builder::new().name("lines".into()).spawn(run).context("no threads left")
@@ -113,14 +113,14 @@ fn follow(part: usize, child: &mut Child, to: &Sender<News>) -> anyhow::Result<(
     let to = to.clone();
     let run = move || {
         streams.into_iter().for_each(|stream| drop(stream.join()));
-        let _ = to.force(News::Ended(part));
+        let _ = to.force(News::Ended(shard));
     };
     thread::Builder::new().name("ends".into()).spawn(run).context("no threads left")?;
     Ok(())
 }
 
-/// A part that runs.
-struct Part {
+/// A shard that runs.
+struct Shard {
     child: Child,
     /// It has met the others.
     met: bool,
@@ -128,7 +128,7 @@ struct Part {
     code: Option<i32>,
 }
 
-impl Part {
+impl Shard {
     /// Has it end.
     fn end(&mut self) {
         self.child.stdin = None;
@@ -148,15 +148,20 @@ pub(crate) fn run(
         file::read(&text).map_err(|(line, why)| anyhow!("{}:{line}: {why}", file.display()))?;
     let of = hosts.len() as u32;
     ensure!(of > 0, "{}: no hosts; a line is [USER@]HOST [ADDRESS:PORT [PATH]]", file.display());
-    ensure!(of <= Parts::MOST, "{}: {of} hosts: there are {} at most", file.display(), Parts::MOST);
+    ensure!(
+        of <= Shards::MOST,
+        "{}: {of} hosts: there are {} at most",
+        file.display(),
+        Shards::MOST
+    );
     // Errors of the machine are reported before any host is contacted.
     let plan = Plan::new(&args.spec()?)?;
     let images = Image::of(&plan)?;
     if only_check {
-        plan.clone().cut(PartOf { part: PartId(0), of })?;
+        plan.clone().cut(ShardOf { shard: ShardId(0), of })?;
         return super::check::describe(&plan, json);
     }
-    plan.cut(PartOf { part: PartId(0), of })?;
+    plan.cut(ShardOf { shard: ShardId(0), of })?;
     let guest = args.guest.as_deref().filter(|name| name.contains('/') || name.ends_with(".elf"));
     let file_of = |path: &Path| {
         tofu_input::read(path, tofu_input::PROGRAM)
@@ -190,74 +195,74 @@ pub(crate) fn run(
         hosts.iter().zip(&prepared).for_each(|(host, prepared)| machine.tidy(host, prepared));
         return Ok(exit::of_signal(signal));
     }
-    let mut parts: Vec<Part> = Vec::new();
-    for ((host, prepared), part) in hosts.iter().zip(&prepared).zip(0..) {
+    let mut shards: Vec<Shard> = Vec::new();
+    for ((host, prepared), shard) in hosts.iter().zip(&prepared).zip(0..) {
         // Those that have started end with this process.
-        let child = machine.start(host, PartId(part), prepared);
+        let child = machine.start(host, ShardId(shard), prepared);
         let mut child = child.with_context(|| machine.place(host))?;
-        follow(part.into(), &mut child, &sender)?;
-        parts.push(Part { child, met: false, last_word: String::new(), code: None });
+        follow(shard.into(), &mut child, &sender)?;
+        shards.push(Shard { child, met: false, last_word: String::new(), code: None });
     }
-    let signal = follow_parts(&mut parts, &hosts, &news, json)?;
+    let signal = follow_shards(&mut shards, &hosts, &news, json)?;
     if let Some(signal) = signal {
         return Ok(exit::of_signal(signal));
     }
-    outcome(&machine, &hosts, &parts)
+    outcome(&machine, &hosts, &shards)
 }
 
-/// Follows the parts until all have ended; returns a signal that came.
-fn follow_parts(
-    parts: &mut [Part],
+/// Follows the shards until all have ended; returns a signal that came.
+fn follow_shards(
+    shards: &mut [Shard],
     hosts: &[Host],
     news: &Receiver<News>,
     json: bool,
 ) -> anyhow::Result<Option<i32>> {
     let mut signal = None;
-    while parts.iter().any(|part| part.code.is_none()) {
+    while shards.iter().any(|shard| shard.code.is_none()) {
         match news.recv()? {
-            News::Line { part: number, out, line } => {
-                let part = &mut parts[number];
-                part.met |= out;
+            News::Line { shard: number, out, line } => {
+                let shard = &mut shards[number];
+                shard.met |= out;
                 show(json, number, &hosts[number], out, &line)?;
                 if !out && !line.trim().is_empty() {
-                    part.last_word = line;
+                    shard.last_word = line;
                 }
             }
             News::Ended(number) => {
-                let code = parts[number].child.wait()?.code().unwrap_or(SSH_FAILED);
-                parts[number].code = Some(code);
+                let code = shards[number].child.wait()?.code().unwrap_or(SSH_FAILED);
+                shards[number].code = Some(code);
                 if code != 0 {
                     // The others would wait for it. Those that know it end by themselves.
-                    parts.iter_mut().filter(|part| !part.met).for_each(Part::end);
+                    shards.iter_mut().filter(|shard| !shard.met).for_each(Shard::end);
                 }
             }
             News::Signal(number) => {
                 signal = Some(number);
-                parts.iter_mut().for_each(Part::end);
+                shards.iter_mut().for_each(Shard::end);
             }
         }
     }
     Ok(signal)
 }
 
-/// The exit code of all parts; an error if one has not run as a part of the machine.
-fn outcome(machine: &Machine<'_>, hosts: &[Host], parts: &[Part]) -> anyhow::Result<u8> {
-    let failed = hosts.iter().zip(parts).find(|(_, part)| {
-        part.code.is_some_and(|code| code != 0 && code != i32::from(exit::FAILED) && code < 128)
-            || part.code == Some(SSH_FAILED)
+/// The exit code of all shards; an error if one has not run as a shard of the machine.
+fn outcome(machine: &Machine<'_>, hosts: &[Host], shards: &[Shard]) -> anyhow::Result<u8> {
+    let failed = hosts.iter().zip(shards).find(|(_, shard)| {
+        shard.code.is_some_and(|code| code != 0 && code != i32::from(exit::FAILED) && code < 128)
+            || shard.code == Some(SSH_FAILED)
     });
-    if let Some((host, part)) = failed {
-        let (place, why) = (machine.place(host), printable(&part.last_word));
-        match part.code {
+    if let Some((host, shard)) = failed {
+        let (place, why) = (machine.place(host), printable(&shard.last_word));
+        match shard.code {
             Some(SSH_FAILED) => bail!("{place}: ssh has ended: {why}"),
             code => bail!("{place}: exit code {}: {why}", code.unwrap_or_default()),
         }
     }
-    Ok(if parts.iter().all(|part| part.code == Some(0)) { 0 } else { exit::FAILED })
+    Ok(if shards.iter().all(|shard| shard.code == Some(0)) { 0 } else { exit::FAILED })
 }
 
-/// Shows a line of a part.
-fn show(json: bool, part: usize, host: &Host, out: bool, line: &str) -> io::Result<()> {
+/// Shows a line of a shard.
+fn show(json: bool, shard: usize, host: &Host, out: bool, line: &str) -> io::Result<()> {
     if !out {
         tofu_ui::tell!("{}: {}", printable(&host.name), printable(line));
         return Ok(());
@@ -265,10 +270,10 @@ fn show(json: bool, part: usize, host: &Host, out: bool, line: &str) -> io::Resu
     let mut to = io::stdout().lock();
     match serde_json::from_str::<Value>(line) {
         Ok(Value::Object(mut event)) if json => {
-            event.insert("part".to_owned(), part.into());
+            event.insert("part".to_owned(), shard.into());
             writeln!(to, "{}", Value::Object(event))?;
         }
-        _ => writeln!(to, "{part}: {}", printable(line))?,
+        _ => writeln!(to, "{shard}: {}", printable(line))?,
     }
     to.flush()
 }
@@ -278,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_get_the_options_of_the_machine() {
+    fn shards_get_the_options_of_the_machine() {
         let args = ["tofu", "--log", "info", "up", "--hosts=x", "-c", "m.toml", "--guest", "a.elf"];
         let args = args.into_iter().chain(["--shape", "unit", "--args", "it's"]);
         let args = || args.clone().map(OsString::from);

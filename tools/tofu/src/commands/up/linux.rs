@@ -61,7 +61,7 @@ impl Signals {
         Ok(Some(runtimes))
     }
 
-    /// Does something that may wait long, such as for the other parts of a machine. Returns `None`
+    /// Does something that may wait long, such as for the other shards of a machine. Returns `None`
     /// if a signal came before.
     pub(crate) fn while_idle<T>(&self, wait: impl FnOnce() -> T) -> Option<T> {
         self.idle.store(true, SeqCst);

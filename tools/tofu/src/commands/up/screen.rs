@@ -102,16 +102,16 @@ impl<'a> Screen<'a> {
                 "shape": shape.to_string(), "nodes": shape.nodes(), "vms": vms,
                 "doorbell": plan.doorbell.name(),
                 "links_down": plan.network.links_down.len(),
-                "part": plan.network.part.map(|part| part.to_string()),
+                "part": plan.network.shard.map(|shard| shard.to_string()),
             }))?;
         } else {
             let linux = match plan.linux().count() {
                 0 => String::new(),
                 n => format!(", {n} of them Linux"),
             };
-            let (all, part) = (plan.all_vms(), plan.network.part);
-            let vms = match part {
-                Some(part) => format!("part {part}, {vms} of {all} VMs"),
+            let (all, shard) = (plan.all_vms(), plan.network.shard);
+            let vms = match shard {
+                Some(shard) => format!("shard {shard}, {vms} of {all} VMs"),
                 None => format!("{vms} VMs"),
             };
             let stubs = shape.nodes() as usize - all;
@@ -216,6 +216,12 @@ impl<'a> Screen<'a> {
         let words = self.paint(result.colour(), &result.words());
         let colon = if result.detail.is_empty() { "" } else { ": " };
         self.line(&format!("{} {words}{colon}{}", result.coords, result.detail))
+    }
+
+    /// The word for a shard in notes and details. Events in JSON keep the former one, because
+    /// scripts compare their texts.
+    pub(crate) fn shard(&self) -> &'static str {
+        if self.style.json { "part" } else { "shard" }
     }
 
     /// Shows something that concerns the whole run.

@@ -5,7 +5,7 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tofu_fabric::{NodeId, PartId};
+use tofu_fabric::{NodeId, ShardId};
 use tofu_spec::plan::Plan;
 use tofu_supervisor::backtrace::Frame;
 use tofu_supervisor::event::{BootStage, Event, EventSender, Outcome};
@@ -30,13 +30,13 @@ struct MachineWatch<'a, 'b> {
     /// By node number; stubs stay without a result.
     nodes: Vec<Progress>,
     running: usize,
-    /// A guest has not succeeded, or another part has failed; tells which, in words.
+    /// A guest has not succeeded, or another shard has failed; tells which, in words.
     failed: Option<String>,
-    /// Other parts of the machine, and whether they are present with guests that still run.
-    others: BTreeMap<PartId, bool>,
+    /// Other shards of the machine, and whether they are present with guests that still run.
+    others: BTreeMap<ShardId, bool>,
     /// Those that have gone before their guests had ended, and have not come back.
-    lost: BTreeSet<PartId>,
-    /// Another part has failed.
+    lost: BTreeSet<ShardId>,
+    /// Another shard has failed.
     others_failed: bool,
     /// The first signal that came.
     signal: Option<i32>,
@@ -126,7 +126,9 @@ pub(crate) fn watch(
             Ok(event) => watch.take(event)?,
             Err(RecvTimeoutError::Timeout) if watch.running == 0 => {
                 watch.others_failed = true;
-                watch.screen.note("the other parts take too long; this one leaves the machine")?;
+                let shard = watch.screen.shard();
+                let note = format!("the other {shard}s take too long; this one leaves the machine");
+                watch.screen.note(&note)?;
                 break;
             }
             Err(RecvTimeoutError::Timeout) => {
@@ -172,12 +174,12 @@ impl Drop for Unread<'_> {
     }
 }
 
-/// The other parts of the machine of a plan.
-fn others(plan: &Plan) -> BTreeMap<PartId, bool> {
-    let parts = plan.network.part.into_iter();
-    parts
-        .flat_map(|own| (0..own.of as u16).map(PartId).filter(move |part| *part != own.part))
-        .map(|part| (part, true))
+/// The other shards of the machine of a plan.
+fn others(plan: &Plan) -> BTreeMap<ShardId, bool> {
+    let shards = plan.network.shard.into_iter();
+    shards
+        .flat_map(|own| (0..own.of as u16).map(ShardId).filter(move |shard| *shard != own.shard))
+        .map(|shard| (shard, true))
         .collect()
 }
 
@@ -196,7 +198,7 @@ impl MachineWatch<'_, '_> {
         Ok(())
     }
 
-    /// Returns true if guests still run, here or in other parts.
+    /// Returns true if guests still run, here or in other shards.
     fn is_under_way(&self) -> bool {
         self.running > 0 || self.others.values().any(|runs| *runs)
     }
@@ -209,27 +211,23 @@ impl MachineWatch<'_, '_> {
 
     fn tell_whom_it_waits_for(&mut self) -> io::Result<()> {
         let running = self.others.iter().filter(|(_, runs)| **runs);
-        let running: Vec<_> = running.map(|(part, _)| part.to_string()).collect();
-        match &running[..] {
-            [] => Ok(()),
-            [one] => {
-                self.screen.note(&format!("all guests here have ended; waiting for part {one}"))
-            }
-            more => {
-                let parts = more.join(", ");
-                self.screen.note(&format!("all guests here have ended; waiting for parts {parts}"))
-            }
-        }
+        let running: Vec<_> = running.map(|(shard, _)| shard.to_string()).collect();
+        let others = match &running[..] {
+            [] => return Ok(()),
+            [one] => format!("{} {one}", self.screen.shard()),
+            more => format!("{}s {}", self.screen.shard(), more.join(", ")),
+        };
+        self.screen.note(&format!("all guests here have ended; waiting for {others}"))
     }
 
-    /// Another part has failed.
-    fn part_failed(&mut self, part: PartId, note: &str) -> io::Result<()> {
+    /// Another shard has failed.
+    fn shard_failed(&mut self, shard: ShardId, note: &str) -> io::Result<()> {
         self.others_failed = true;
-        self.failed.get_or_insert_with(|| format!("part {part} failed"));
+        self.failed.get_or_insert_with(|| format!("{} {shard} failed", self.screen.shard()));
         self.screen.note(note)
     }
 
-    /// Returns true if another part has failed, or is missing at the end.
+    /// Returns true if another shard has failed, or is missing at the end.
     fn have_others_failed(&self) -> bool {
         self.others_failed || !self.lost.is_empty()
     }
@@ -275,21 +273,23 @@ impl MachineWatch<'_, '_> {
                     format!("{at} is off: {why}; its device is reset, `tofu restart` starts it");
                 self.screen.note(&note)
             }
-            Event::PartWent(part, why) => match self.others.insert(part, false) {
+            Event::ShardWent(shard, why) => match self.others.insert(shard, false) {
                 // Its guests had ended before.
                 Some(false) | None => Ok(()),
-                Some(true) => self.part_went(part, &why),
+                Some(true) => self.shard_went(shard, &why),
             },
-            Event::PartCame(part) => {
-                self.others.insert(part, true);
-                self.lost.remove(&part);
-                self.screen.note(&format!("part {part} is back; its links are up"))
+            Event::ShardCame(shard) => {
+                self.others.insert(shard, true);
+                self.lost.remove(&shard);
+                let word = self.screen.shard();
+                self.screen.note(&format!("{word} {shard} is back; its links are up"))
             }
-            Event::PartEnded(part, failed) => match self.others.insert(part, false) {
+            Event::ShardEnded(shard, failed) => match self.others.insert(shard, false) {
                 Some(true) if failed > 0 => {
                     let guests = if failed == 1 { "guest has" } else { "guests have" };
-                    let note = format!("part {part} has ended: {failed} of its {guests} failed");
-                    self.part_failed(part, &note)
+                    let word = self.screen.shard();
+                    let note = format!("{word} {shard} has ended: {failed} of its {guests} failed");
+                    self.shard_failed(shard, &note)
                 }
                 _ => Ok(()),
             },
@@ -297,13 +297,14 @@ impl MachineWatch<'_, '_> {
         }
     }
 
-    /// Handles the loss of a part whose guests had not ended.
-    fn part_went(&mut self, part: PartId, why: &str) -> io::Result<()> {
-        let note = format!("part {part} is lost: {}; its links are down", printable(why));
-        if self.plan.end_with_part {
-            return self.part_failed(part, &note);
+    /// Handles the loss of a shard whose guests had not ended.
+    fn shard_went(&mut self, shard: ShardId, why: &str) -> io::Result<()> {
+        let word = self.screen.shard();
+        let note = format!("{word} {shard} is lost: {}; its links are down", printable(why));
+        if self.plan.end_with_shard {
+            return self.shard_failed(shard, &note);
         }
-        self.lost.insert(part);
+        self.lost.insert(shard);
         self.screen.note(&note)
     }
 
@@ -540,58 +541,84 @@ pub(super) mod tests {
         assert!(text.contains("all 2 guests succeeded in "), "{text}");
     }
 
-    /// Part 0 of two.
+    /// Shard 0 of two.
     fn half(timeout: Duration) -> Plan {
         let mut plan = plan("1x1x1x2x1x1", 1, timeout);
-        plan.network.part = Some("0/2".parse().unwrap());
+        plan.network.shard = Some("0/2".parse().unwrap());
         let role = plan.nodes[0].role.clone();
         plan.elsewhere.push((tofu_fabric::NodeId(1), role));
         plan
     }
 
     #[test]
-    fn part_waits_for_the_others() {
-        let coming = vec![ended(0, 0), Event::PartEnded(PartId(1), 0)];
+    fn shard_waits_for_the_others() {
+        let coming = vec![ended(0, 0), Event::ShardEnded(ShardId(1), 0)];
         let (code, text) = run(&half(LONG), TEXT, coming, &[]);
         assert_eq!(code, 0, "{text}");
-        assert!(text.starts_with("machine 1x1x1x2x1x1: part 0/2, 1 of 2 VMs, 16 MiB"), "{text}");
+        assert!(text.starts_with("machine 1x1x1x2x1x1: shard 0/2, 1 of 2 VMs, 16 MiB"), "{text}");
         // One that goes then is not missed.
-        let gone = Event::PartWent(PartId(1), "its process has ended".into());
-        let coming = vec![Event::PartEnded(PartId(1), 0), gone, ended(0, 0)];
+        let gone = Event::ShardWent(ShardId(1), "its process has ended".into());
+        let coming = vec![Event::ShardEnded(ShardId(1), 0), gone, ended(0, 0)];
         let (code, text) = run(&half(LONG), TEXT, coming, &[]);
         assert!(code == 0 && !text.contains("is lost"), "{text}");
         let (code, text) = run(&half(SHORT), TEXT, vec![ended(0, 0)], &[]);
-        assert!(code == 1 && text.contains("the other parts take too long"), "{text}");
+        assert!(code == 1 && text.contains("the other shards take too long"), "{text}");
     }
 
     #[test]
-    fn failed_part_ends_the_others() {
-        let gone = Event::PartWent(PartId(1), "its process has ended".into());
-        let ending = Plan { end_with_part: true, ..half(LONG) };
+    fn failed_shard_ends_the_others() {
+        let gone = Event::ShardWent(ShardId(1), "its process has ended".into());
+        let ending = Plan { end_with_shard: true, ..half(LONG) };
         let (code, text) = run(&ending, TEXT, vec![gone.clone()], &[0]);
         assert_eq!(code, 1);
-        assert!(text.contains("part 1 is lost: its process has ended; its links"), "{text}");
-        assert!(text.contains("stopped: part 1 failed 0.02 s before"), "{text}");
+        assert!(text.contains("shard 1 is lost: its process has ended; its links"), "{text}");
+        assert!(text.contains("stopped: shard 1 failed 0.02 s before"), "{text}");
         let (code, text) = run(&half(LONG), TEXT, vec![ended(0, 0), gone], &[]);
-        assert!(code == 1 && text.contains("part 1 is lost"), "{text}");
-        let coming = vec![Event::PartEnded(PartId(1), 2)];
+        assert!(code == 1 && text.contains("shard 1 is lost"), "{text}");
+        let coming = vec![Event::ShardEnded(ShardId(1), 2)];
         let (code, text) = run(&half(LONG), TEXT, coming, &[0]);
         assert!(
-            code == 1 && text.contains("part 1 has ended: 2 of its guests have failed"),
+            code == 1 && text.contains("shard 1 has ended: 2 of its guests have failed"),
             "{text}"
         );
     }
 
     #[test]
-    fn lost_part_may_come_back() {
-        let gone = Event::PartWent(PartId(1), "its process has ended".into());
-        let (came, done) = (Event::PartCame(PartId(1)), Event::PartEnded(PartId(1), 0));
+    fn lost_shard_may_come_back() {
+        let gone = Event::ShardWent(ShardId(1), "its process has ended".into());
+        let (came, done) = (Event::ShardCame(ShardId(1)), Event::ShardEnded(ShardId(1), 0));
         let coming = vec![gone.clone(), came, ended(0, 0), done];
         let (code, text) = run(&half(LONG), TEXT, coming, &[]);
-        assert!(code == 0 && text.contains("part 1 is back; its links are up"), "{text}");
+        assert!(code == 0 && text.contains("shard 1 is back; its links are up"), "{text}");
         // If it does not, this one runs to its end, and fails.
         let (code, text) = run(&half(LONG), TEXT, vec![gone, ended(0, 0)], &[]);
         assert!(code == 1 && text.contains("all 1 guests succeeded"), "{text}");
+    }
+
+    #[test]
+    fn json_has_the_former_word_for_shards() {
+        let gone = Event::ShardWent(ShardId(1), "its process has ended".into());
+        let ending = Plan { end_with_shard: true, ..half(LONG) };
+        let json = Style { json: true, ..TEXT };
+        let (_, text) = run(&ending, json, vec![gone.clone()], &[0]);
+        for said in [
+            r#""part":"0/2""#,
+            r#""text":"part 1 is lost: its process has ended; its links are down""#,
+            r#""detail":"part 1 failed 0.02 s before""#,
+        ] {
+            assert!(text.contains(said), "{said}: {text}");
+        }
+        let coming = vec![gone, Event::ShardCame(ShardId(1)), ended(0, 0)];
+        let (_, text) = run(&half(SHORT), json, coming, &[]);
+        for said in [
+            "part 1 is back; its links are up",
+            "all guests here have ended; waiting for part 1",
+            "the other parts take too long; this one leaves the machine",
+        ] {
+            let note = format!(r#"{{"event":"note","text":"{said}"}}"#);
+            assert!(text.contains(&note), "{said}: {text}");
+        }
+        assert!(!text.contains("shard"), "{text}");
     }
 
     #[test]

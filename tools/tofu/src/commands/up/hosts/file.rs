@@ -2,7 +2,7 @@
 
 use tofu_ui::printable;
 
-/// The port of a part if its line does not give one.
+/// The port of a shard if its line does not give one.
 const PORT: u16 = 7700;
 
 /// A line of the file.
@@ -12,7 +12,7 @@ pub(super) struct Host {
     pub(super) line: usize,
     /// The arguments of ssh(1).
     pub(super) name: String,
-    /// Where its part listens.
+    /// Where its shard listens.
     pub(super) address: String,
     /// The command there, if it must not be copied.
     pub(super) tofu: Option<String>,

@@ -1,5 +1,5 @@
-//! Work on other hosts: sessions of ssh(1) that give each what its part of a machine needs,
-//! and start the part.
+//! Work on other hosts: sessions of ssh(1) that give each what its shard of a machine needs,
+//! and start the shard.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
-use tofu_fabric::PartId;
+use tofu_fabric::ShardId;
 use tofu_ui::printable;
 
 use super::file::Host;
@@ -33,7 +33,7 @@ fn session(host: &Host, script: &str) -> Command {
     command
 }
 
-/// The parts of the machine that a host has received.
+/// The shards of the machine that a host has received.
 pub(super) struct Prepared {
     /// The folder there of this machine.
     dir: String,
@@ -95,18 +95,18 @@ impl Machine<'_> {
         Ok(String::from_utf8_lossy(&said.stdout).into_owned())
     }
 
-    /// Gives a host what its part needs.
-    fn prepare(&self, host: &Host, part: PartId) -> anyhow::Result<Prepared> {
-        let of_part = |name| format!("part-{part}/{name}");
+    /// Gives a host what its shard needs.
+    fn prepare(&self, host: &Host, shard: ShardId) -> anyhow::Result<Prepared> {
+        let of_shard = |name| format!("part-{shard}/{name}");
         let files = ["parts.toml".to_owned(), "authority.pem".to_owned()].into_iter();
-        let files = files.chain(["certificate.pem", "key.pem"].map(of_part));
+        let files = files.chain(["certificate.pem", "key.pem"].map(of_shard));
         let mut files = files
             .map(|name| Ok((self.read_certificate(&name)?, name)))
             .collect::<anyhow::Result<Vec<_>>>()?;
         files.extend(self.config.clone().map(|bytes| (bytes, "machine.toml".to_owned())));
         let mut script = format!(
             "set -eu; umask 077; base=${{XDG_CACHE_HOME:-$HOME/.cache}}/tofu; mkdir -p \"$base\"; \
-             dir=$(mktemp -d \"$base/part.XXXXXX\"); cd \"$dir\"; mkdir part-{part}; "
+             dir=$(mktemp -d \"$base/part.XXXXXX\"); cd \"$dir\"; mkdir part-{shard}; "
         );
         for (bytes, name) in &files {
             // Exactly the bytes of the file are read, not one more.
@@ -190,11 +190,11 @@ impl Machine<'_> {
         }
     }
 
-    /// Starts the part of a host.
+    /// Starts the shard of a host.
     pub(super) fn start(
         &self,
         host: &Host,
-        part: PartId,
+        shard: ShardId,
         prepared: &Prepared,
     ) -> anyhow::Result<Child> {
         let dir = quoted(&prepared.dir);
@@ -210,11 +210,11 @@ impl Machine<'_> {
             add("--guest", "guest.elf");
         }
         let args: Vec<_> = args.iter().map(|arg| quoted(arg)).collect();
-        // The second process ends the part when this process is gone.
+        // The second process ends the shard when this process is gone.
         let script = format!(
-            "exec 3<&0; {tofu} up --part {part}/{of} {args} </dev/null 3<&- & part=$!; \
-             {{ cat <&3; kill -TERM $part; }} >/dev/null 2>&1 & ends=$!; exec 3<&-; \
-             wait $part; code=$?; kill $ends 2>/dev/null; rm -rf {dir}; exit $code",
+            "exec 3<&0; {tofu} up --shard {shard}/{of} {args} </dev/null 3<&- & shard=$!; \
+             {{ cat <&3; kill -TERM $shard; }} >/dev/null 2>&1 & ends=$!; exec 3<&-; \
+             wait $shard; code=$?; kill $ends 2>/dev/null; rm -rf {dir}; exit $code",
             tofu = quoted(&prepared.tofu),
             of = self.of,
             args = args.join(" "),
@@ -233,7 +233,7 @@ pub(super) fn prepare(machine: &Machine<'_>, hosts: &[Host]) -> anyhow::Result<V
     let mut all = Vec::new();
     for some in numbered.chunks(AT_ONCE) {
         let done: Vec<_> = thread::scope(|scope| {
-            let prepare = |&(host, part): &(&'_ Host, u16)| machine.prepare(host, PartId(part));
+            let prepare = |&(host, shard): &(&'_ Host, u16)| machine.prepare(host, ShardId(shard));
             let threads: Vec<_> =
                 some.iter().map(|one| scope.spawn(move || prepare(one))).collect();
             let result = |thread: thread::ScopedJoinHandle<'_, _>| match thread.join() {

@@ -1,4 +1,4 @@
-//! Machines in parts: `tofu hosts init`, `tofu up --part`.
+//! Machines in shards: `tofu hosts init`, `tofu up --shard`.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,20 +20,20 @@ const LONGEST: Duration = Duration::from_secs(900);
 /// Four nodes in a row, divided in the middle.
 const SHAPE: &str = "4x1x1x1x1x1";
 
-/// A place, and a folder in it for parts at ports that are free.
+/// A place, and a folder in it for shards at ports that are free.
 pub(crate) struct Hosts {
     pub(crate) place: Place,
     pub(crate) addresses: Vec<String>,
 }
 
 impl Hosts {
-    /// For two parts.
+    /// For two shards.
     pub(crate) fn new() -> Self {
         Self::of::<2>()
     }
 
-    fn of<const PARTS: usize>() -> Self {
-        let hosts = Self { place: Place::new(), addresses: free_addresses::<PARTS>().into() };
+    fn of<const SHARDS: usize>() -> Self {
+        let hosts = Self { place: Place::new(), addresses: free_addresses::<SHARDS>().into() };
         hosts.init("demo");
         hosts
     }
@@ -50,54 +50,54 @@ impl Hosts {
         self.place.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// The command of a part, with a folder of this name.
-    pub(crate) fn command(&self, folder: &str, part: &str, args: &[&str]) -> Command {
+    /// The command of a shard, with a folder of this name.
+    pub(crate) fn command(&self, folder: &str, shard: &str, args: &[&str]) -> Command {
         // The tests have their own limits.
         let mut command = self.place.command(&["up", "--timeout", "24h", "--join"]);
-        command.args([&self.dir(folder), "--part", part]).args(args);
+        command.args([&self.dir(folder), "--shard", shard]).args(args);
         command
     }
 
-    fn start(&self, part: &str, args: &[&str]) -> Running {
-        Running::start(self.command("demo", part, &[&["--shape", SHAPE], args].concat()), b"")
+    fn start(&self, shard: &str, args: &[&str]) -> Running {
+        Running::start(self.command("demo", shard, &[&["--shape", SHAPE], args].concat()), b"")
     }
 
-    /// Starts one of the parts with these options alone.
-    fn start_one(&self, part: usize, args: &[&str]) -> Running {
-        let name = format!("{part}/{}", self.addresses.len());
+    /// Starts one of the shards with these options alone.
+    fn start_one(&self, shard: usize, args: &[&str]) -> Running {
+        let name = format!("{shard}/{}", self.addresses.len());
         Running::start(self.command("demo", &name, args), b"")
     }
 
-    /// Starts both parts and waits for their ends.
+    /// Starts both shards and waits for their ends.
     fn both(&self, args: &[&str]) -> [Said; 2] {
-        let parts = ["0/2", "1/2"].map(|part| self.start(part, args));
-        parts.map(|part| part.end(LONGEST))
+        let shards = ["0/2", "1/2"].map(|shard| self.start(shard, args));
+        shards.map(|shard| shard.end(LONGEST))
     }
 
-    /// Waits until the guests of both parts run.
+    /// Waits until the guests of both shards run.
     fn wait_for_guests(&self) {
         self.wait_for_nodes(4);
     }
 
-    /// Waits until all parts know `nodes` nodes.
+    /// Waits until all shards know `nodes` nodes.
     fn wait_for_nodes(&self, nodes: usize) {
-        wait_for("guests of all parts run", || {
+        wait_for("guests of all shards run", || {
             let machines = self.place.ps();
             let whole = |machine: &Value| machine["nodes"].as_array().map_or(0, Vec::len) == nodes;
             machines.as_array().is_some_and(|all| all.len() == 1 && whole(&all[0]))
         });
     }
 
-    /// Waits until the address of a part is served.
-    fn wait_for(&self, part: usize) {
-        wait_for("a part listens", || TcpStream::connect(&self.addresses[part]).is_ok());
+    /// Waits until the address of a shard is served.
+    fn wait_for(&self, shard: usize) {
+        wait_for("a shard listens", || TcpStream::connect(&self.addresses[shard]).is_ok());
     }
 }
 
 #[test]
-fn small_guests_run_over_two_parts() {
+fn small_guests_run_over_two_shards() {
     let hosts = Hosts::new();
-    if !hosts.place.can_boot("small_guests_run_over_two_parts") {
+    if !hosts.place.can_boot("small_guests_run_over_two_shards") {
         return;
     }
     for (guest, says) in [
@@ -105,11 +105,11 @@ fn small_guests_run_over_two_parts() {
         ("ring", "the token came back after 4 hops"),
     ] {
         let [first, second] = hosts.both(&["--guest", guest]).map(Said::ok);
-        for (out, part, [own, not]) in [
-            (&first, "part 0/2, 2 of 4 VMs", ["(1,0,0,0,0,0)", "(2,0,0,0,0,0)"]),
-            (&second, "part 1/2, 2 of 4 VMs", ["(2,0,0,0,0,0)", "(1,0,0,0,0,0)"]),
+        for (out, shard, [own, not]) in [
+            (&first, "shard 0/2, 2 of 4 VMs", ["(1,0,0,0,0,0)", "(2,0,0,0,0,0)"]),
+            (&second, "shard 1/2, 2 of 4 VMs", ["(2,0,0,0,0,0)", "(1,0,0,0,0,0)"]),
         ] {
-            assert!(out.contains(part) && out.contains("all 2 guests succeeded"), "{out}");
+            assert!(out.contains(shard) && out.contains("all 2 guests succeeded"), "{out}");
             assert!(out.contains(own) && !out.contains(not), "{out}");
         }
         assert!(first.contains(says), "{first}");
@@ -118,14 +118,14 @@ fn small_guests_run_over_two_parts() {
 }
 
 #[test]
-fn nodes_of_all_parts_boot_over_the_torus() {
+fn nodes_of_all_shards_boot_over_the_torus() {
     let hosts = Hosts::new();
-    if !hosts.place.can_boot("nodes_of_all_parts_boot_over_the_torus") {
+    if !hosts.place.can_boot("nodes_of_all_shards_boot_over_the_torus") {
         return;
     }
-    // The server takes the place of the last node, so that part 1 has one guest.
-    let parts = ["0/2", "1/2"].map(|part| hosts.start(part, &["--boot", "tofu"]));
-    let [first, second] = parts.map(|part| part.end(LONGEST).ok());
+    // The server takes the place of the last node, so that shard 1 has one guest.
+    let shards = ["0/2", "1/2"].map(|shard| hosts.start(shard, &["--boot", "tofu"]));
+    let [first, second] = shards.map(|shard| shard.end(LONGEST).ok());
     assert!(first.contains("all 2 guests succeeded"), "{first}");
     assert!(second.contains("the guest succeeded") || second.contains("all 1 guests"), "{second}");
     for out in [&first, &second] {
@@ -135,17 +135,17 @@ fn nodes_of_all_parts_boot_over_the_torus() {
 }
 
 #[test]
-fn gateway_reaches_all_parts_from_any() {
+fn gateway_reaches_all_shards_from_any() {
     let hosts = Hosts::new();
-    if !hosts.place.can_boot("gateway_reaches_all_parts_from_any") {
+    if !hosts.place.can_boot("gateway_reaches_all_shards_from_any") {
         return;
     }
     let guest = ["--guest", "httpd", "--args", "forever=1 count=0 size=64"];
     let args = [&guest[..], &["--gateway", "3,0,0,0,0,0", "--tap", "off"]].concat();
-    let parts = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
+    let shards = ["0/2", "1/2"].map(|shard| hosts.start(shard, &args));
     hosts.wait_for_guests();
-    for (part, node) in [(0, 0), (0, 2), (1, 1), (1, 2)] {
-        let to = format!("0:tofu-part{part}/{node}:80");
+    for (shard, node) in [(0, 0), (0, 2), (1, 1), (1, 2)] {
+        let to = format!("0:tofu-part{shard}/{node}:80");
         let mut forward = hosts.place.command(&["forward", "--json", &to]);
         let mut forward = forward.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -169,30 +169,34 @@ fn gateway_reaches_all_parts_from_any() {
         forward.wait().unwrap();
     }
     hosts.place.run(&["down", "tofu-part0"]).ok();
-    for part in parts {
-        let said = part.end(LONGEST);
+    for shard in shards {
+        let said = shard.end(LONGEST);
         assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
     }
     hosts.place.is_clean();
 }
 
 #[test]
-fn stranger_part_is_refused() {
+fn stranger_shard_is_refused() {
     let hosts = Hosts::new();
-    let refused = |part, args: &[&str], expected: &str| {
-        let error = hosts.place.run_command(hosts.command("demo", part, args)).error();
+    let refused = |shard, args: &[&str], expected: &str| {
+        let error = hosts.place.run_command(hosts.command("demo", shard, args)).error();
         assert!(error.contains(expected), "{error}");
     };
     let shape = ["--shape", SHAPE];
-    refused("3/2", &shape, "a part is I/N, such as 0/2");
-    refused("0/3", &shape, "has addresses for 2 parts; give 0/2");
-    refused("0/5", &[], "the shape 1x1x1x2x3x2 cannot be cut into 5 parts");
-    refused("0/2", &["--linux", "--net", "lan"], "--net: a machine in parts has no Ethernet");
-    refused("0/2", &["--links", "modelled"], "a machine in parts cannot have modelled links");
+    refused("3/2", &shape, "a shard is I/N, such as 0/2");
+    refused("0/3", &shape, "has addresses for 2 shards; give 0/2");
+    refused("0/5", &[], "the shape 1x1x1x2x3x2 cannot be cut into 5 shards");
+    refused("0/2", &["--linux", "--net", "lan"], "--net: a machine in shards has no Ethernet");
+    refused("0/2", &["--links", "modelled"], "a machine in shards cannot have modelled links");
     let elsewhere = format!("3={}", hosts.dir("x.pcapng"));
-    refused("0/2", &[&shape[..], &["--capture", &elsewhere]].concat(), "it is in part 1");
-    let error = hosts.place.run(&["up", "--part", "0/2"]).error();
+    refused("0/2", &[&shape[..], &["--capture", &elsewhere]].concat(), "it is in shard 1");
+    let error = hosts.place.run(&["up", "--shard", "0/2"]).error();
     assert!(error.contains("--join"), "{error}");
+    // The options' former names.
+    let former = ["up", "--part", "0/3", "--end-with-part", "--join", &hosts.dir("demo")];
+    let error = hosts.place.run(&[&former[..], &shape].concat()).error();
+    assert!(error.contains("has addresses for 2 shards"), "{error}");
     let error = hosts.place.run_command(hosts.command("none", "0/2", &shape)).error();
     assert!(error.contains("parts.toml; `tofu hosts init` makes it"), "{error}");
     let dir = hosts.dir("demo");
@@ -211,7 +215,7 @@ fn strangers_and_claimants_are_refused() {
     hosts.wait_for(0);
     let shape = ["--shape", SHAPE];
     let error = hosts.place.run_command(hosts.command("demo", "0/2", &shape)).error();
-    assert!(error.contains("part 0 of machine tofu is taken"), "{error}");
+    assert!(error.contains("shard 0 of machine tofu is taken"), "{error}");
 
     // The same addresses, but another authority.
     hosts.init("other");
@@ -219,7 +223,7 @@ fn strangers_and_claimants_are_refused() {
     let mut stranger = stranger.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let lines = BufReader::new(stranger.stderr.take().unwrap()).lines();
     let why = lines.map(Result::unwrap).find(|line| line.contains("certificate")).unwrap();
-    assert!(why.contains(&format!("part 0 at {}", hosts.addresses[0])), "{why}");
+    assert!(why.contains(&format!("shard 0 at {}", hosts.addresses[0])), "{why}");
     stranger.kill().unwrap();
     stranger.wait().unwrap();
 
@@ -232,7 +236,7 @@ fn strangers_and_claimants_are_refused() {
 }
 
 #[test]
-fn parts_of_different_machines_are_refused() {
+fn shards_of_different_machines_are_refused() {
     let hosts = Hosts::new();
     let first = hosts.start("0/2", &[]);
     let other = hosts.command("demo", "1/2", &["--shape", "2x2x1x1x1x1"]);
@@ -246,36 +250,36 @@ fn parts_of_different_machines_are_refused() {
 }
 
 #[test]
-fn killed_part_ends_the_others() {
+fn killed_shard_ends_the_others() {
     let hosts = Hosts::new();
-    if !hosts.place.can_boot("killed_part_ends_the_others") {
+    if !hosts.place.can_boot("killed_shard_ends_the_others") {
         return;
     }
-    let args = ["--args", "rounds=1000000000", "--end-with-part"];
-    let parts = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
+    let args = ["--args", "rounds=1000000000", "--end-with-shard"];
+    let shards = ["0/2", "1/2"].map(|shard| hosts.start(shard, &args));
     hosts.wait_for_guests();
-    let [first, second] = parts;
+    let [first, second] = shards;
     kill(second.id());
     let said = first.end(LONGEST);
     assert_eq!(said.code, Some(1), "{}", said.err);
-    let lost = "part 1 is lost: its process has ended; its links are down";
+    let lost = "shard 1 is lost: its process has ended; its links are down";
     assert!(said.out.contains(lost), "{}", said.out);
     second.end(LONGEST);
     hosts.place.is_clean();
 }
 
 #[test]
-fn commands_reach_the_machine_from_any_part() {
+fn commands_reach_the_machine_from_any_shard() {
     let hosts = Hosts::new();
     let place = &hosts.place;
-    if !place.can_boot("commands_reach_the_machine_from_any_part") {
+    if !place.can_boot("commands_reach_the_machine_from_any_shard") {
         return;
     }
     let args = ["--args", "rounds=1000000000", "--grace", "700s"];
-    let [first, second] = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
+    let [first, second] = ["0/2", "1/2"].map(|shard| hosts.start(shard, &args));
     hosts.wait_for_guests();
     let mut events = ["tofu-part0", "tofu-part1"]
-        .map(|part| Running::start(place.command(&["events", "--json", part]), b""));
+        .map(|shard| Running::start(place.command(&["events", "--json", shard]), b""));
     events_of_all(place, &mut events);
 
     let ps = &place.ps()[0];
@@ -284,13 +288,14 @@ fn commands_reach_the_machine_from_any_part() {
     let of = |field: &str| nodes.iter().map(|node| node[field].clone()).collect::<Vec<_>>();
     assert_eq!(of("part"), [0, 0, 1, 1]);
     assert_eq!(of("state"), ["paused"; 4]);
-    let parts: Vec<_> = ps["parts"].as_array().unwrap().iter().map(|part| &part["state"]).collect();
-    assert_eq!(parts, ["here", "there"]);
+    let shards: Vec<_> =
+        ps["parts"].as_array().unwrap().iter().map(|shard| &shard["state"]).collect();
+    assert_eq!(shards, ["here", "there"]);
     assert_eq!(ps["parts"][1]["address"], hosts.addresses[1].as_str());
     let text = place.run(&["ps"]).ok();
-    assert!(text.contains("machine tofu: ") && text.contains(", 2 parts"), "{text}");
+    assert!(text.contains("machine tofu: ") && text.contains(", 2 shards"), "{text}");
 
-    // Counters of another part's node are the same from both.
+    // Counters of another shard's node are the same from both.
     let stats = |node: &str| place.run(&["stats", "--json", node]).ok();
     assert_eq!(stats("tofu-part0/3"), stats("tofu-part1/3"));
     let all: Value = serde_json::from_str(&place.run(&["stats", "--json"]).ok()).unwrap();
@@ -305,7 +310,7 @@ fn commands_reach_the_machine_from_any_part() {
     let error = place.run(&["exec", "3", "--", "true"]).error();
     assert!(error.contains("not a Linux node"), "{error}");
 
-    // A capture of another part's node has the packets of that node.
+    // A capture of another shard's node has the packets of that node.
     let file = place.path().join("there.pcapng");
     let args = ["capture", "tofu-part0/3", "-w", file.to_str().unwrap(), "--count", "5"];
     let capture = Running::start(place.command(&args), b"");
@@ -317,15 +322,15 @@ fn commands_reach_the_machine_from_any_part() {
     capture.end(LONGEST).ok();
 
     place.run(&["down", "tofu-part1"]).ok();
-    for part in [first, second] {
-        let said = part.end(LONGEST);
+    for shard in [first, second] {
+        let said = shard.end(LONGEST);
         assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
         assert!(said.out.contains("going down"), "{}", said.out);
     }
     place.is_clean();
 }
 
-/// Links and nodes go down from any part: within the other part, between both, and back.
+/// Links and nodes go down from any shard: within the other shard, between both, and back.
 fn links_of_all(place: &Place) {
     let down = || {
         let of = |name| {
@@ -356,7 +361,7 @@ fn links_of_all(place: &Place) {
     }
 }
 
-/// Either part tells of the nodes of both, each once. Pauses all nodes.
+/// Either shard tells of the nodes of both, each once. Pauses all nodes.
 fn events_of_all(place: &Place, events: &mut [Running; 2]) {
     // They follow from their first line on, which is one of this node's.
     for follower in &mut *events {
@@ -382,15 +387,15 @@ fn events_of_all(place: &Place, events: &mut [Running; 2]) {
 }
 
 #[test]
-fn parts_compare_what_has_to_be_the_same() {
+fn shards_compare_what_has_to_be_the_same() {
     let hosts = Hosts::new();
     for (one, other, expected) in [
         (&["--guest", "ring"][..], &["--guest", "allpairs"][..], ["guest ring", "guest allpairs"]),
         (&["--args", "rounds=1"], &["--args", "rounds=2"], ["--args rounds=1", "--args rounds=2"]),
         (&[], &["--generation", "fx10"], ["generation fugaku", "generation fx10"]),
     ] {
-        let parts = [hosts.start("0/2", one), hosts.start("1/2", other)];
-        for said in parts.map(|part| part.end(LONGEST)) {
+        let shards = [hosts.start("0/2", one), hosts.start("1/2", other)];
+        for said in shards.map(|shard| shard.end(LONGEST)) {
             assert_eq!(said.code, Some(2), "{}", said.err);
             let last = said.err.lines().last().unwrap_or_default();
             assert!(expected.iter().all(|what| last.contains(what)), "{}", said.err);
@@ -399,48 +404,48 @@ fn parts_compare_what_has_to_be_the_same() {
     hosts.place.is_clean();
 }
 
-/// Waits until a part prints this.
-pub(crate) fn wait_for_line(part: &mut Running, what: &str) {
-    while !part.line().contains(what) {}
+/// Waits until a shard prints this.
+pub(crate) fn wait_for_line(shard: &mut Running, what: &str) {
+    while !shard.line().contains(what) {}
 }
 
 #[test]
-fn killed_part_comes_back() {
+fn killed_shard_comes_back() {
     let hosts = Hosts::new();
-    if !hosts.place.can_boot("killed_part_comes_back") {
+    if !hosts.place.can_boot("killed_shard_comes_back") {
         return;
     }
     // Each node fetches pages of all others, and then serves its own for ever.
     let args = ["--guest", "httpd", "--args", "forever=1 count=1"];
-    let mut parts = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
-    let fetched = |part: &mut Running| {
-        (0..2).for_each(|_| wait_for_line(part, "fetched 3 pages"));
+    let mut shards = ["0/2", "1/2"].map(|shard| hosts.start(shard, &args));
+    let fetched = |shard: &mut Running| {
+        (0..2).for_each(|_| wait_for_line(shard, "fetched 3 pages"));
     };
-    parts.iter_mut().for_each(fetched);
+    shards.iter_mut().for_each(fetched);
     for (lost, stays) in [(0, 1), (1, 0)] {
-        kill(parts[lost].id());
-        let gone = format!("part {lost} is lost: its process has ended; its links are down");
-        wait_for_line(&mut parts[stays], &gone);
+        kill(shards[lost].id());
+        let gone = format!("shard {lost} is lost: its process has ended; its links are down");
+        wait_for_line(&mut shards[stays], &gone);
         // Its connections may be closed before its listener is.
-        wait_for("the killed part to have ended", || !parts[lost].runs());
-        parts[lost] = hosts.start(["0/2", "1/2"][lost], &args);
-        wait_for_line(&mut parts[stays], &format!("part {lost} is back; its links are up"));
-        fetched(&mut parts[lost]);
+        wait_for("the killed shard to have ended", || !shards[lost].runs());
+        shards[lost] = hosts.start(["0/2", "1/2"][lost], &args);
+        wait_for_line(&mut shards[stays], &format!("shard {lost} is back; its links are up"));
+        fetched(&mut shards[lost]);
     }
-    for part in &parts {
-        interrupt(part.id());
+    for shard in &shards {
+        interrupt(shard.id());
     }
-    for part in parts {
-        assert_eq!(part.end(LONGEST).code, Some(130));
+    for shard in shards {
+        assert_eq!(shard.end(LONGEST).code, Some(130));
     }
     hosts.place.is_clean();
 }
 
-/// Waits until both nodes of a part have fetched the pages of all nodes.
-fn wait_for_all_pages(part: &mut Running) {
+/// Waits until both nodes of a shard have fetched the pages of all nodes.
+fn wait_for_all_pages(shard: &mut Running) {
     let mut nodes = BTreeSet::new();
     while nodes.len() < 2 {
-        if let Some((node, _)) = part.line().split_once(" fetched ") {
+        if let Some((node, _)) = shard.line().split_once(" fetched ") {
             nodes.insert(node.to_owned());
         }
     }
@@ -448,9 +453,9 @@ fn wait_for_all_pages(part: &mut Running) {
 
 /// Three rounds; 1000 with `TOFU_LONG`, or as many as `TOFU_ROUNDS` says.
 #[test]
-fn loaded_parts_may_be_killed_any_time() {
+fn loaded_shards_may_be_killed_any_time() {
     let hosts = Hosts::of::<3>();
-    if !hosts.place.can_boot("loaded_parts_may_be_killed_any_time") {
+    if !hosts.place.can_boot("loaded_shards_may_be_killed_any_time") {
         return;
     }
     let rounds = match (std::env::var("TOFU_ROUNDS"), std::env::var_os("TOFU_LONG")) {
@@ -458,66 +463,66 @@ fn loaded_parts_may_be_killed_any_time() {
         (_, Some(_)) => 1000,
         _ => 3,
     };
-    // Each node fetches pages of all others for ever, most of them through other parts.
+    // Each node fetches pages of all others for ever, most of them through other shards.
     let args = ["--shape", "6x1x1x1x1x1", "--guest", "httpd", "--args", "again=1 size=3000"];
-    let start = |part| hosts.start_one(part, &args);
-    let mut parts = [0, 1, 2].map(start);
-    parts.iter_mut().for_each(wait_for_all_pages);
+    let start = |shard| hosts.start_one(shard, &args);
+    let mut shards = [0, 1, 2].map(start);
+    shards.iter_mut().for_each(wait_for_all_pages);
     let mut random = Random(21);
     for round in 0..rounds {
         let first = random.below(3) as usize;
-        // Sometimes another part goes as well, or the same one before it is back.
+        // Sometimes another shard goes as well, or the same one before it is back.
         let second = match random.below(4) {
             0 => Some((first + 1) % 3),
             1 => Some(first),
             _ => None,
         };
         let killed: Vec<_> = [Some(first), second].into_iter().flatten().collect();
-        for &part in &killed {
+        for &shard in &killed {
             sleep(Duration::from_millis(random.below(400)));
-            kill(parts[part].id());
-            wait_for("a killed part to have ended", || !parts[part].runs());
-            parts[part] = start(part);
+            kill(shards[shard].id());
+            wait_for("a killed shard to have ended", || !shards[shard].runs());
+            shards[shard] = start(shard);
         }
-        for &part in &killed {
-            wait_for_all_pages(&mut parts[part]);
+        for &shard in &killed {
+            wait_for_all_pages(&mut shards[shard]);
         }
         if round % 8 == 0 || round + 1 == rounds {
             eprintln!("round {round}: {killed:?} came back");
-            for part in &mut parts {
-                part.skip_lines();
-                wait_for_all_pages(part);
+            for shard in &mut shards {
+                shard.skip_lines();
+                wait_for_all_pages(shard);
             }
         }
     }
-    for part in &parts {
-        interrupt(part.id());
+    for shard in &shards {
+        interrupt(shard.id());
     }
     // No guest has ended, or received wrong data.
-    for part in parts {
-        let said = part.end(LONGEST);
+    for shard in shards {
+        let said = shard.end(LONGEST);
         assert_eq!(said.code, Some(130), "{said:?}");
     }
     hosts.place.is_clean();
 }
 
-/// Each part but the two with the ends of a TCP stream is ended and started again, one after
+/// Each shard but the two with the ends of a TCP stream is ended and started again, one after
 /// another: the stream takes other ways.
 #[test]
-fn tcp_stream_outlives_parts_on_its_path() {
+fn tcp_stream_outlives_shards_on_its_path() {
     let hosts = Hosts::of::<6>();
-    if !hosts.place.can_boot("tcp_stream_outlives_parts_on_its_path") {
+    if !hosts.place.can_boot("tcp_stream_outlives_shards_on_its_path") {
         return;
     }
-    // Guests of the other nodes have nothing to do, and their parts wait for the two.
+    // Guests of the other nodes have nothing to do, and their shards wait for the two.
     let stream = ["--guest", "tcpbench", "--args", "verify=1 peer=9 bytes=1000000000000"];
     let args = [&["--shape", "unit"], &stream[..]].concat();
-    let mut parts: Vec<_> = (0..6).map(|part| hosts.start_one(part, &args)).collect();
+    let mut shards: Vec<_> = (0..6).map(|shard| hosts.start_one(shard, &args)).collect();
     hosts.wait_for_nodes(12);
     let place = &hosts.place;
     let ps = place.ps();
-    let part_of = |node: usize| ps[0]["nodes"][node]["part"].as_u64().unwrap() as usize;
-    let (near, far) = (part_of(0), part_of(9));
+    let shard_of = |node: usize| ps[0]["nodes"][node]["part"].as_u64().unwrap() as usize;
+    let (near, far) = (shard_of(0), shard_of(9));
     assert_ne!(near, far);
     let goes_on = |when: &str| {
         let sent = || {
@@ -531,79 +536,79 @@ fn tcp_stream_outlives_parts_on_its_path() {
         wait_for(&format!("the stream continues {when}"), || sent() > enough);
     };
     goes_on("at first");
-    for part in (0..6).filter(|part| ![near, far].contains(part)) {
-        interrupt(parts[part].id());
-        wait_for("an interrupted part to have ended", || !parts[part].runs());
-        goes_on(&format!("without part {part}"));
-        parts[part] = hosts.start_one(part, &args);
-        wait_for_line(&mut parts[near], &format!("part {part} is back; its links are up"));
-        goes_on(&format!("with part {part} again"));
+    for shard in (0..6).filter(|shard| ![near, far].contains(shard)) {
+        interrupt(shards[shard].id());
+        wait_for("an interrupted shard to have ended", || !shards[shard].runs());
+        goes_on(&format!("without shard {shard}"));
+        shards[shard] = hosts.start_one(shard, &args);
+        wait_for_line(&mut shards[near], &format!("shard {shard} is back; its links are up"));
+        goes_on(&format!("with shard {shard} again"));
     }
     place.run(&["down", &format!("tofu-part{near}")]).ok();
-    for part in parts {
-        let said = part.end(LONGEST);
+    for shard in shards {
+        let said = shard.end(LONGEST);
         assert_eq!(said.code, Some(0), "{said:?}");
     }
     place.is_clean();
 }
 
 #[test]
-fn returning_part_learns_former_commands() {
+fn returning_shard_learns_former_commands() {
     let hosts = Hosts::new();
     let place = &hosts.place;
-    if !place.can_boot("returning_part_learns_former_commands") {
+    if !place.can_boot("returning_shard_learns_former_commands") {
         return;
     }
     let args = ["--guest", "httpd", "--args", "forever=1 count=0"];
-    let [mut first, second] = ["0/2", "1/2"].map(|part| hosts.start(part, &args));
+    let [mut first, second] = ["0/2", "1/2"].map(|shard| hosts.start(shard, &args));
     hosts.wait_for_guests();
-    let down = |part: &str| {
-        let links = place.run(&["link", "ls", "--down", "--json", part]).json();
+    let down = |shard: &str| {
+        let links = place.run(&["link", "ls", "--down", "--json", shard]).json();
         links.as_array().unwrap().len()
     };
-    let knows_faults = |part: &str| {
-        wait_for("the part to know of faults", || {
-            place.run(&["fault", "show", part]).ok().contains("loss=1%")
+    let knows_faults = |shard: &str| {
+        wait_for("the shard to know of faults", || {
+            place.run(&["fault", "show", shard]).ok().contains("loss=1%")
         });
     };
 
-    // Some settings are made before a part goes, and some while it is away.
+    // Some settings are made before a shard goes, and some while it is away.
     place.run(&["link", "down", "tofu-part0/2", "3"]).ok();
     place.run(&["fault", "set", "loss=1%", "tofu-part0"]).ok();
     kill(second.id());
-    wait_for_line(&mut first, "part 1 is lost: its process has ended; its links are down");
+    wait_for_line(&mut first, "shard 1 is lost: its process has ended; its links are down");
     drop(second);
     assert_eq!(down("tofu-part0"), 3, "all but the link between 0 and 1");
     place.run(&["node", "down", "--keep-guests", "tofu-part0/2"]).ok();
     let mut second = hosts.start("1/2", &args);
-    wait_for_line(&mut first, "part 1 is back; its links are up");
+    wait_for_line(&mut first, "shard 1 is back; its links are up");
     knows_faults("tofu-part1");
-    wait_for("the part to know of its node", || place.ps()[0]["nodes"][2]["down"] == true);
+    wait_for("the shard to know of its node", || place.ps()[0]["nodes"][2]["down"] == true);
     assert_eq!(down("tofu-part0"), 2, "those of node 2");
     place.run(&["node", "up", "tofu-part1/2"]).ok();
     assert_eq!(down("tofu-part1"), 1);
 
     // Its settings are kept when the other one goes.
     kill(first.id());
-    wait_for_line(&mut second, "part 0 is lost: its process has ended; its links are down");
+    wait_for_line(&mut second, "shard 0 is lost: its process has ended; its links are down");
     drop(first);
     assert_eq!(down("tofu-part1"), 4);
     place.run(&["link", "up", "tofu-part1/3", "2"]).ok();
     assert_eq!(down("tofu-part1"), 3);
     let first = hosts.start("0/2", &args);
-    wait_for_line(&mut second, "part 0 is back; its links are up");
+    wait_for_line(&mut second, "shard 0 is back; its links are up");
     knows_faults("tofu-part0");
     assert_eq!(down("tofu-part0"), 0);
-    for part in [&first, &second] {
-        interrupt(part.id());
+    for shard in [&first, &second] {
+        interrupt(shard.id());
     }
-    for part in [first, second] {
-        assert_eq!(part.end(LONGEST).code, Some(130));
+    for shard in [first, second] {
+        assert_eq!(shard.end(LONGEST).code, Some(130));
     }
     place.is_clean();
 }
 
-/// Hosts that are cut off: two parts in network namespaces, joined by a pair of interfaces.
+/// Hosts that are cut off: two shards in network namespaces, joined by a pair of interfaces.
 struct Namespaces([String; 2]);
 
 impl Namespaces {
@@ -664,44 +669,44 @@ fn cut_off_host_is_lost_but_stopped_one_not() {
     hosts.addresses = vec!["10.77.0.1:7700".to_owned(), "10.77.0.2:7700".to_owned()];
     hosts.init("apart");
     let args = ["--shape", SHAPE, "--guest", "httpd", "--args", "forever=1 count=1"];
-    let start = |part: usize| {
-        let command = hosts.command("apart", ["0/2", "1/2"][part], &args);
-        Running::start(namespaces.enter(part, &command), b"")
+    let start = |shard: usize| {
+        let command = hosts.command("apart", ["0/2", "1/2"][shard], &args);
+        Running::start(namespaces.enter(shard, &command), b"")
     };
-    let mut parts = [0, 1].map(start);
-    let fetched = |part: &mut Running| {
-        (0..2).for_each(|_| wait_for_line(part, "fetched 3 pages"));
+    let mut shards = [0, 1].map(start);
+    let fetched = |shard: &mut Running| {
+        (0..2).for_each(|_| wait_for_line(shard, "fetched 3 pages"));
     };
-    parts.iter_mut().for_each(fetched);
+    shards.iter_mut().for_each(fetched);
 
     // A process is stopped for longer than a host may be silent. It is not lost, and a later loss
     // has another reason.
-    signal(parts[1].id(), Signal::STOP);
+    signal(shards[1].id(), Signal::STOP);
     sleep(Duration::from_secs(4));
-    signal(parts[1].id(), Signal::CONT);
+    signal(shards[1].id(), Signal::CONT);
 
     namespaces.set("down");
-    for (part, other) in parts.iter_mut().zip([1, 0]) {
+    for (shard, other) in shards.iter_mut().zip([1, 0]) {
         let line = loop {
-            let line = part.line();
+            let line = shard.line();
             if line.contains("is lost") {
                 break line;
             }
         };
-        let expected = format!("part {other} is lost: its host does not answer; its links");
+        let expected = format!("shard {other} is lost: its host does not answer; its links");
         assert!(line.contains(&expected), "{line}");
     }
-    // The part that was cut off is started again.
+    // The shard that was cut off is started again.
     namespaces.set("up");
-    let [mut first, second] = parts;
+    let [mut first, second] = shards;
     kill(second.id());
     drop(second);
     let mut second = start(1);
-    wait_for_line(&mut first, "part 1 is back; its links are up");
+    wait_for_line(&mut first, "shard 1 is back; its links are up");
     fetched(&mut second);
-    for part in [first, second] {
-        interrupt(part.id());
-        assert_eq!(part.end(LONGEST).code, Some(130));
+    for shard in [first, second] {
+        interrupt(shard.id());
+        assert_eq!(shard.end(LONGEST).code, Some(130));
     }
     hosts.place.is_clean();
 }

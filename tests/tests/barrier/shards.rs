@@ -1,9 +1,9 @@
-//! Barriers of a machine in parts.
+//! Barriers of a machine in shards.
 
 use tofu_abi::reduce::Op;
 use tofu_driver::{Channel, Device};
 use tofu_machine::MachineConfig;
-use tofu_tests::parts::InParts;
+use tofu_tests::shards::InShards;
 
 use crate::group::{
     Algorithm, BCH, Group, config, doubling, expected, gate_at, inputs, profile, ring, tni, tni_id,
@@ -13,10 +13,10 @@ use crate::group::{
 /// Signals go over cables, and results are those of a machine in one piece to the last bit: the
 /// order in which values meet is that of the gates, wherever they are.
 #[test]
-fn parts_compute_the_bits_of_one_machine() {
+fn shards_compute_the_bits_of_one_machine() {
     let shape = "1x1x1x2x3x2".parse().unwrap();
-    let parts = InParts::new(&MachineConfig { engines: 2, ..tofu_tests::machine(shape) }, 6);
-    let devices: Vec<_> = parts
+    let shards = InShards::new(&MachineConfig { engines: 2, ..tofu_tests::machine(shape) }, 6);
+    let devices: Vec<_> = shards
         .attach(1 << 16)
         .into_iter()
         .map(|platform| {

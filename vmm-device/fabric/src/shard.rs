@@ -1,22 +1,22 @@
-//! A machine in parts, each of which is in a process of its own.
+//! A machine in shards, each of which is in a process of its own.
 
 use std::fmt;
 
 use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, NodeId, Port, Shape};
 
-/// Number of a part of a machine, from 0.
+/// Number of a shard of a machine, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PartId(pub u16);
+pub struct ShardId(pub u16);
 
-impl PartId {
+impl ShardId {
     /// As an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-impl fmt::Display for PartId {
+impl fmt::Display for ShardId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -49,49 +49,49 @@ impl fmt::Display for Block {
     }
 }
 
-/// The machine cannot be cut into that many parts.
+/// The machine cannot be cut into that many shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the shape {shape} cannot be cut into {parts} parts; give a product of numbers, one for each \
+    "the shape {shape} cannot be cut into {shards} shards; give a product of numbers, one for each \
      axis and no more than its length"
 )]
-pub struct BadParts {
+pub struct BadShards {
     /// The machine.
     pub shape: Shape,
-    /// The parts that were asked for.
-    pub parts: u32,
+    /// The shards that were asked for.
+    pub shards: u32,
 }
 
-/// The division of a machine into parts: boxes of nodes, in a grid.
+/// The division of a machine into shards: boxes of nodes, in a grid.
 ///
-/// Each axis is cut into stretches such that the largest part is as small as possible and, among
-/// such cuts, has as few links to others as possible (*ours*). Parts are numbered as nodes are:
+/// Each axis is cut into stretches such that the largest shard is as small as possible and, among
+/// such cuts, has as few links to others as possible (*ours*). Shards are numbered as nodes are:
 /// along C first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parts {
+pub struct Shards {
     shape: Shape,
     blocks: Vec<Block>,
     /// By node.
-    owners: Box<[PartId]>,
+    owners: Box<[ShardId]>,
 }
 
-impl Parts {
-    /// The most parts that a machine can have.
+impl Shards {
+    /// The most shards that a machine can have.
     pub const MOST: u32 = 4096;
 
-    /// Cuts a machine into that many parts.
+    /// Cuts a machine into that many shards.
     ///
     /// # Errors
     ///
-    /// [`BadParts`] if one of them would be empty, or there are more than [`Parts::MOST`].
-    pub fn new(shape: Shape, parts: u32) -> Result<Self, BadParts> {
-        let bad = BadParts { shape, parts };
-        if parts == 0 || parts > shape.nodes() || parts > Self::MOST {
+    /// [`BadShards`] if one of them would be empty, or there are more than [`Shards::MOST`].
+    pub fn new(shape: Shape, shards: u32) -> Result<Self, BadShards> {
+        let bad = BadShards { shape, shards };
+        if shards == 0 || shards > shape.nodes() || shards > Self::MOST {
             return Err(bad);
         }
-        let cuts = cuts(&shape, parts).ok_or(bad)?;
-        let blocks: Vec<Block> = (0..parts).map(|part| block(&shape, cuts, part)).collect();
-        let owners = shape.iter().map(|node| part_of(&shape, cuts, node)).collect();
+        let cuts = cuts(&shape, shards).ok_or(bad)?;
+        let blocks: Vec<Block> = (0..shards).map(|shard| block(&shape, cuts, shard)).collect();
+        let owners = shape.iter().map(|node| shard_of(&shape, cuts, node)).collect();
         Ok(Self { shape, blocks, owners })
     }
 
@@ -105,35 +105,35 @@ impl Parts {
         self.blocks.len()
     }
 
-    /// All parts.
-    pub fn all(&self) -> impl Iterator<Item = PartId> + use<> {
-        (0..self.blocks.len() as u16).map(PartId)
+    /// All shards.
+    pub fn all(&self) -> impl Iterator<Item = ShardId> + use<> {
+        (0..self.blocks.len() as u16).map(ShardId)
     }
 
-    /// The nodes of a part; `None` if there is no such part.
-    pub fn block(&self, part: PartId) -> Option<&Block> {
-        self.blocks.get(part.index())
+    /// The nodes of a shard; `None` if there is no such shard.
+    pub fn block(&self, shard: ShardId) -> Option<&Block> {
+        self.blocks.get(shard.index())
     }
 
-    /// The part that a node belongs to; `None` if the machine has no such node.
-    pub fn of(&self, node: NodeId) -> Option<PartId> {
+    /// The shard that a node belongs to; `None` if the machine has no such node.
+    pub fn of(&self, node: NodeId) -> Option<ShardId> {
         self.owners.get(node.index()).copied()
     }
 
-    /// The nodes of a part.
-    pub fn nodes(&self, part: PartId) -> impl Iterator<Item = NodeId> + '_ {
+    /// The nodes of a shard.
+    pub fn nodes(&self, shard: ShardId) -> impl Iterator<Item = NodeId> + '_ {
         let owners = (0..).map(NodeId).zip(&self.owners);
-        owners.filter(move |(_, owner)| **owner == part).map(|(id, _)| id)
+        owners.filter(move |(_, owner)| **owner == shard).map(|(id, _)| id)
     }
 
-    /// The other parts that a part has links to.
-    pub fn neighbors(&self, part: PartId) -> Vec<PartId> {
+    /// The other shards that a shard has links to.
+    pub fn neighbors(&self, shard: ShardId) -> Vec<ShardId> {
         let mut found = Vec::new();
-        for node in self.nodes(part) {
+        for node in self.nodes(shard) {
             let Some(at) = self.shape.coords(node) else { continue };
             let behind = Port::ALL.into_iter().filter_map(|port| self.shape.neighbor(at, port));
             let owners = behind.filter_map(|node| self.of(self.shape.node_id(node)?));
-            found.extend(owners.filter(|owner| *owner != part));
+            found.extend(owners.filter(|owner| *owner != shard));
         }
         found.sort_unstable();
         found.dedup();
@@ -141,16 +141,16 @@ impl Parts {
     }
 }
 
-/// The number of stretches of each axis for that many parts.
-fn cuts(shape: &Shape, parts: u32) -> Option<[u32; 6]> {
+/// The number of stretches of each axis for that many shards.
+fn cuts(shape: &Shape, shards: u32) -> Option<[u32; 6]> {
     let lengths = shape.lengths().map(u32::from);
     let mut best = None;
     let mut cuts = [1; 6];
-    choose(&lengths, parts, 0, &mut cuts, &mut best);
+    choose(&lengths, shards, 0, &mut cuts, &mut best);
     best.map(|(_, cuts)| cuts)
 }
 
-/// Tries each number of stretches for the axes from `axis` on, for `left` parts.
+/// Tries each number of stretches for the axes from `axis` on, for `left` shards.
 fn choose(
     lengths: &[u32; 6],
     left: u32,
@@ -174,7 +174,7 @@ fn choose(
     }
 }
 
-/// The nodes of the largest part, and its links to others on one side.
+/// The nodes of the largest shard, and its links to others on one side.
 fn cost(lengths: &[u32; 6], cuts: &[u32; 6]) -> (u64, u64) {
     let longest = |axis: usize| u64::from(lengths[axis].div_ceil(cuts[axis]));
     let nodes = (0..6).map(longest).product();
@@ -182,10 +182,10 @@ fn cost(lengths: &[u32; 6], cuts: &[u32; 6]) -> (u64, u64) {
     (nodes, faces)
 }
 
-/// A part, by its number.
-fn block(shape: &Shape, cuts: [u32; 6], part: u32) -> Block {
+/// A shard, by its number.
+fn block(shape: &Shape, cuts: [u32; 6], shard: u32) -> Block {
     let (mut at, mut lengths) = (Coords::default(), [1; 6]);
-    let mut left = part;
+    let mut left = shard;
     for axis in Axis::ALL.into_iter().rev() {
         let (length, cut) = (u32::from(shape.len(axis)), cuts[axis.index()]);
         let place = left % cut;
@@ -197,71 +197,71 @@ fn block(shape: &Shape, cuts: [u32; 6], part: u32) -> Block {
     Block { at, lengths }
 }
 
-/// The part that has a node.
-fn part_of(shape: &Shape, cuts: [u32; 6], node: Coords) -> PartId {
-    let part = Axis::ALL.into_iter().fold(0, |part, axis| {
+/// The shard that has a node.
+fn shard_of(shape: &Shape, cuts: [u32; 6], node: Coords) -> ShardId {
+    let shard = Axis::ALL.into_iter().fold(0, |shard, axis| {
         let (length, cut) = (u32::from(shape.len(axis)), cuts[axis.index()]);
         // The last stretch that begins at the node or before it.
         let place = ((u32::from(node[axis]) + 1) * cut - 1) / length;
-        part * cut + place
+        shard * cut + place
     });
-    PartId(part as u16)
+    ShardId(shard as u16)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parts(shape: &str, parts: u32) -> Result<Parts, BadParts> {
-        Parts::new(shape.parse().unwrap(), parts)
+    fn shards(shape: &str, shards: u32) -> Result<Shards, BadShards> {
+        Shards::new(shape.parse().unwrap(), shards)
     }
 
     #[test]
-    fn parts_are_boxes_of_similar_size() {
+    fn shards_are_boxes_of_similar_size() {
         let shapes = ["unit", "shelf", "half-rack", "rack", "5x3x7x1x1x1", "3x1x1x1x1x1", "k"];
         for shape in shapes {
             for count in [1, 2, 3, 4, 5, 7, 8, 12] {
-                let Ok(parts) = parts(shape, count) else { continue };
-                assert_eq!(parts.count(), count as usize);
-                let sizes: Vec<_> = parts.blocks.iter().map(Block::nodes).collect();
-                assert_eq!(sizes.iter().sum::<u32>(), parts.shape().nodes(), "{shape} {count}");
-                for (part, size) in parts.all().zip(&sizes) {
-                    let Block { at, lengths } = *parts.block(part).unwrap();
-                    assert_eq!(parts.nodes(part).count(), *size as usize);
+                let Ok(shards) = shards(shape, count) else { continue };
+                assert_eq!(shards.count(), count as usize);
+                let sizes: Vec<_> = shards.blocks.iter().map(Block::nodes).collect();
+                assert_eq!(sizes.iter().sum::<u32>(), shards.shape().nodes(), "{shape} {count}");
+                for (shard, size) in shards.all().zip(&sizes) {
+                    let Block { at, lengths } = *shards.block(shard).unwrap();
+                    assert_eq!(shards.nodes(shard).count(), *size as usize);
                     let inside = |node: Coords| {
                         Axis::ALL.into_iter().all(|axis| {
                             let from = at[axis];
                             (from..from + lengths[axis.index()]).contains(&node[axis])
                         })
                     };
-                    let shape = parts.shape();
-                    assert!(parts.nodes(part).all(|id| inside(shape.coords(id).unwrap())));
+                    let shape = shards.shape();
+                    assert!(shards.nodes(shard).all(|id| inside(shape.coords(id).unwrap())));
                 }
                 let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
                 assert!(most / least <= 4, "{shape} {count}: {least} to {most}");
                 assert!(*least > 0);
             }
         }
-        let k = parts("k", 432).unwrap();
+        let k = shards("k", 432).unwrap();
         assert!(k.blocks.iter().all(|block| block.nodes() == 192));
     }
 
     #[test]
     fn longest_axis_is_cut() {
-        let parts = parts("4x1x1x1x1x1", 2).unwrap();
-        let of = |x| parts.of(NodeId(x));
-        assert_eq!([0, 1, 2, 3].map(of), [0, 0, 1, 1].map(|part| Some(PartId(part))));
+        let shards = shards("4x1x1x1x1x1", 2).unwrap();
+        let of = |x| shards.of(NodeId(x));
+        assert_eq!([0, 1, 2, 3].map(of), [0, 0, 1, 1].map(|shard| Some(ShardId(shard))));
         assert_eq!(of(4), None);
-        assert_eq!(parts.block(PartId(1)).unwrap().to_string(), "(2,0,0,0,0,0) to (3,0,0,0,0,0)");
-        assert_eq!(parts.neighbors(PartId(0)), [PartId(1)]);
+        assert_eq!(shards.block(ShardId(1)).unwrap().to_string(), "(2,0,0,0,0,0) to (3,0,0,0,0,0)");
+        assert_eq!(shards.neighbors(ShardId(0)), [ShardId(1)]);
     }
 
     #[test]
     fn uncuttable_shapes_are_refused() {
         for (shape, count) in [("unit", 0), ("unit", 5), ("unit", 13), ("k", 5000)] {
-            let error = parts(shape, count).unwrap_err().to_string();
-            assert!(error.contains(&format!("cannot be cut into {count} parts")), "{error}");
+            let error = shards(shape, count).unwrap_err().to_string();
+            assert!(error.contains(&format!("cannot be cut into {count} shards")), "{error}");
         }
-        assert_eq!(parts("unit", 12).unwrap().count(), 12);
+        assert_eq!(shards("unit", 12).unwrap().count(), 12);
     }
 }

@@ -1,5 +1,5 @@
-//! Requests in a machine in parts: those about nodes of another part are passed on to that part,
-//! and those about all nodes are sent to all parts.
+//! Requests in a machine in shards: those about nodes of another shard are passed on to that shard,
+//! and those about all nodes are sent to all shards.
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -8,46 +8,46 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use tofu_control::protocol::{MachineInfo, NodeInfo, PartInfo, PartState, Reply, Request};
+use tofu_control::protocol::{MachineInfo, NodeInfo, Reply, Request, ShardInfo, ShardState};
 use tofu_control::{Connection, node_name};
-use tofu_fabric::{NodeId, PartId};
+use tofu_fabric::{NodeId, ShardId};
 use tofu_ui::printable;
 
 use super::{answers, network};
 use crate::registry::{Registry, Rest};
 
-/// The time limit for other parts to answer questions whose answer they know at once. A client
+/// The time limit for other shards to answer questions whose answer they know at once. A client
 /// waits longer than this.
 const ANSWER: Duration = Duration::from_secs(4);
-/// The part that keeps the jobs of all parts.
-pub(super) const OF_JOBS: PartId = PartId(0);
+/// The shard that keeps the jobs of all shards.
+pub(super) const OF_JOBS: ShardId = ShardId(0);
 
 /// The way a request is carried out.
 pub(super) enum Way {
-    /// By this part.
+    /// By this shard.
     Here,
-    /// By another part, which has the rest of the connection.
-    Through(PartId),
+    /// By another shard, which has the rest of the connection.
+    Through(ShardId),
     /// It has been carried out, with this answer.
     Done(anyhow::Result<Reply>),
 }
 
 /// Returns how a request of a client on this host is carried out, and carries it out if it goes to
-/// all parts.
+/// all shards.
 pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
-    let owner = |node: u32| rest.parts.of(NodeId(node)).filter(|part| *part != rest.own);
+    let owner = |node: u32| rest.shards.of(NodeId(node)).filter(|shard| *shard != rest.own);
     let through = |node| owner(node).map_or(Way::Here, Way::Through);
-    let ask = |node| owner(node).map_or(Way::Here, |part| Way::Done(rest.ask(part, request)));
-    let gateway = rest.gateway.filter(|part| *part != rest.own);
+    let ask = |node| owner(node).map_or(Way::Here, |shard| Way::Done(rest.ask(shard, request)));
+    let gateway = rest.gateway.filter(|shard| *shard != rest.own);
     match request {
         Request::Exec(exec) => through(exec.node),
         Request::Capture(ask) => through(ask.node),
-        // The part with the first node serves it, and reports an error if it does not have all of
+        // The shard with the first node serves it, and reports an error if it does not have all of
         // them.
         Request::Trace(ask) => ask.nodes.first().map_or(Way::Here, |node| through(*node)),
         Request::Console { node } => through(*node),
-        // The part that has the gateway's node answers.
-        Request::Gateway => gateway.map_or(Way::Here, |part| Way::Done(rest.ask(part, request))),
+        // The shard that has the gateway's node answers.
+        Request::Gateway => gateway.map_or(Way::Here, |shard| Way::Done(rest.ask(shard, request))),
         Request::Forward { .. } | Request::Datagrams { .. } => {
             gateway.map_or(Way::Here, Way::Through)
         }
@@ -63,8 +63,8 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
         Request::Info { ping } => Way::Done(Ok(Reply::Machine(info(registry, rest, *ping)))),
         Request::Links => Way::Done(links(registry, rest)),
         Request::Faults => Way::Done(faults(registry, rest)),
-        // This part goes first, because an error would be the same everywhere. All parts record the
-        // setting, to tell parts that come back.
+        // This shard goes first, because an error would be the same everywhere. All shards record
+        // the setting, to tell shards that come back.
         Request::SetLink { .. } | Request::SetNodes { .. } | Request::SetFaults { .. } => {
             let here = answers::answer(registry, request.clone());
             Way::Done(here.and_then(|_| done_by(rest.ask_all(request).collect())))
@@ -81,39 +81,39 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
     }
 }
 
-type Answers = Vec<(PartId, anyhow::Result<Reply>)>;
+type Answers = Vec<(ShardId, anyhow::Result<Reply>)>;
 
 impl Rest {
-    /// Connects to the control server of a part.
-    pub(super) fn connect(&self, part: PartId, request: &Request) -> anyhow::Result<Connection> {
-        let stream = self.others.open(part).map_err(anyhow::Error::from);
+    /// Connects to the control server of a shard.
+    pub(super) fn connect(&self, shard: ShardId, request: &Request) -> anyhow::Result<Connection> {
+        let stream = self.others.open(shard).map_err(anyhow::Error::from);
         let connection = stream.and_then(|stream| Connection::over(stream, request));
-        connection.with_context(|| format!("part {part} of the machine"))
+        connection.with_context(|| format!("shard {shard} of the machine"))
     }
 
-    /// Returns a part's answer, however long it takes, as long as the part exists.
-    fn ask(&self, part: PartId, request: &Request) -> anyhow::Result<Reply> {
-        let reply = self.connect(part, request)?.reply();
-        reply.map(said).with_context(|| format!("part {part} of the machine"))
+    /// Returns a shard's answer, however long it takes, as long as the shard exists.
+    fn ask(&self, shard: ShardId, request: &Request) -> anyhow::Result<Reply> {
+        let reply = self.connect(shard, request)?.reply();
+        reply.map(said).with_context(|| format!("shard {shard} of the machine"))
     }
 
-    /// Asks all parts that are present. The answers are read lazily.
+    /// Asks all shards that are present. The answers are read lazily.
     fn ask_all(
         &self,
         request: &Request,
-    ) -> impl Iterator<Item = (PartId, anyhow::Result<Reply>)> + use<> {
+    ) -> impl Iterator<Item = (ShardId, anyhow::Result<Reply>)> + use<> {
         let end = Instant::now() + ANSWER;
         let there = self.others.peers().into_iter().filter(|peer| !peer.gone);
         let asked: Vec<_> =
-            there.map(|peer| (peer.part, self.connect(peer.part, request))).collect();
-        asked.into_iter().map(move |(part, connection)| {
+            there.map(|peer| (peer.shard, self.connect(peer.shard, request))).collect();
+        asked.into_iter().map(move |(shard, connection)| {
             let reply = connection.and_then(|mut connection| connection.reply_until(end));
-            (part, reply.map(said))
+            (shard, reply.map(said))
         })
     }
 }
 
-/// Sanitizes a reply of another part, which may have sent anything.
+/// Sanitizes a reply of another shard, which may have sent anything.
 fn said(reply: Reply) -> Reply {
     match reply {
         Reply::Error { why } => Reply::Error { why: printable(&why) },
@@ -123,8 +123,8 @@ fn said(reply: Reply) -> Reply {
 
 /// Returns the reply if all of them have succeeded, or the first error.
 fn done_by(answers: Answers) -> anyhow::Result<Reply> {
-    for (part, answer) in answers {
-        let of = || format!("part {part} of the machine");
+    for (shard, answer) in answers {
+        let of = || format!("shard {shard} of the machine");
         match answer.with_context(of)? {
             Reply::Error { why } => bail!("{}: {why}", of()),
             Reply::Done => {}
@@ -138,47 +138,47 @@ fn info(registry: &Registry, rest: &Rest, ping: bool) -> MachineInfo {
     let answers = rest.ask_all(&Request::Info { ping });
     let mut all = answers::info(registry, ping);
     let mut silent = Vec::new();
-    for (part, answer) in answers {
+    for (shard, answer) in answers {
         match answer {
             Ok(Reply::Machine(info)) => {
                 let nodes = info.nodes.into_iter();
-                all.nodes.extend(nodes.filter_map(|node| of_part(rest, part, node)));
+                all.nodes.extend(nodes.filter_map(|node| of_shard(rest, shard, node)));
                 all.links_down.extend(info.links_down);
-                if part == OF_JOBS {
+                if shard == OF_JOBS {
                     all.jobs = info.jobs;
                 }
             }
             other => {
-                log::debug!("control: part {part}: {other:?}");
-                silent.push(part);
+                log::debug!("control: shard {shard}: {other:?}");
+                silent.push(shard);
             }
         }
     }
     all.nodes.sort_by_key(|node| node.index);
     all.links_down.sort_unstable();
     all.links_down.dedup();
-    let peers = rest.others.peers().into_iter().map(|peer| PartInfo {
-        part: peer.part.0,
+    let peers = rest.others.peers().into_iter().map(|peer| ShardInfo {
+        shard: peer.shard.0,
         address: peer.address,
         pid: peer.pid,
         state: match peer.gone {
-            true => PartState::Lost,
-            false if silent.contains(&peer.part) => PartState::Silent,
-            false => PartState::There,
+            true => ShardState::Lost,
+            false if silent.contains(&peer.shard) => ShardState::Silent,
+            false => ShardState::There,
         },
     });
-    all.parts.extend(peers);
-    all.parts.sort_by_key(|part| part.part);
+    all.shards.extend(peers);
+    all.shards.sort_by_key(|shard| shard.shard);
     all
 }
 
-/// Checks a part's description of a node, and returns it if the node is one of the part's own.
-fn of_part(rest: &Rest, part: PartId, node: NodeInfo) -> Option<NodeInfo> {
+/// Checks a shard's description of a node, and returns it if the node is one of the shard's own.
+fn of_shard(rest: &Rest, shard: ShardId, node: NodeInfo) -> Option<NodeInfo> {
     let id = NodeId(node.index);
-    let at = rest.parts.shape().coords(id).filter(|_| rest.parts.of(id) == Some(part))?;
+    let at = rest.shards.shape().coords(id).filter(|_| rest.shards.of(id) == Some(shard))?;
     Some(NodeInfo {
         at: at.to_array(),
-        part: Some(part.0),
+        shard: Some(shard.0),
         name: node_name(at),
         state: printable(&node.state),
         vmm: printable(&node.vmm),
@@ -187,22 +187,22 @@ fn of_part(rest: &Rest, part: PartId, node: NodeInfo) -> Option<NodeInfo> {
     })
 }
 
-/// Returns the links that are down according to a part at either of their ends.
+/// Returns the links that are down according to a shard at either of their ends.
 fn links(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     let answers = rest.ask_all(&Request::Links);
     let Reply::Links { down: mut all } = network::links(registry)? else { bail!("not an answer") };
-    for (part, answer) in answers {
-        // Links to a part that has gone in the meantime are down on this side anyway.
+    for (shard, answer) in answers {
+        // Links to a shard that has gone in the meantime are down on this side anyway.
         let Ok(Reply::Links { down }) = answer else { continue };
         let new = down.into_iter().filter(|end| {
-            let found = end.find(rest.parts.shape()).and_then(|(at, port)| {
-                let far = rest.parts.shape().neighbor(at, port)?;
+            let found = end.find(rest.shards.shape()).and_then(|(at, port)| {
+                let far = rest.shards.shape().neighbor(at, port)?;
                 Some([at, far])
             });
             let mut ends = found.into_iter().flatten();
             ends.any(|at| {
-                let id = rest.parts.shape().node_id(at);
-                id.and_then(|id| rest.parts.of(id)) == Some(part)
+                let id = rest.shards.shape().node_id(at);
+                id.and_then(|id| rest.shards.of(id)) == Some(shard)
             })
         });
         let new: Vec<_> = new.filter(|end| !all.contains(end)).collect();
@@ -211,7 +211,7 @@ fn links(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     Ok(Reply::Links { down: all })
 }
 
-/// Returns the faults, with the counts of all parts added up.
+/// Returns the faults, with the counts of all shards added up.
 fn faults(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     let answers = rest.ask_all(&Request::Faults);
     let mut reply = network::faults(registry)?;
@@ -232,18 +232,18 @@ fn faults(registry: &Registry, rest: &Rest) -> anyhow::Result<Reply> {
     Ok(reply)
 }
 
-/// Passes data between a client and another part until either leaves.
+/// Passes data between a client and another shard until either leaves.
 pub(super) fn splice(
     client: &UnixStream,
     mut typed: BufReader<UnixStream>,
-    part: Connection,
+    shard: Connection,
 ) -> anyhow::Result<()> {
-    let (out, replies) = part.split();
+    let (out, replies) = shard.split();
     let mut replies = replies.into_inner();
     thread::scope(|scope| {
         let back = || {
             copy(&mut replies, client);
-            // The part sends no more, so the client need not send any more, either.
+            // The shard sends no more, so the client need not send any more, either.
             let _ = client.shutdown(Shutdown::Both);
         };
         let back = thread::Builder::new().name("passed-on".into()).spawn_scoped(scope, back);

@@ -1,4 +1,4 @@
-//! Commands and packets among nodes of a machine in parts.
+//! Commands and packets among nodes of a machine in shards.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,10 +13,10 @@ use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, PacketConfig, PacketTarget,
     Packets, Platform, Target,
 };
-use tofu_fabric::PartId;
+use tofu_fabric::ShardId;
 use tofu_inproc::{Buffer, InProcess};
 use tofu_machine::{MachineConfig, Refused};
-use tofu_tests::parts::InParts;
+use tofu_tests::shards::InShards;
 use tofu_tests::{config, description, pattern};
 
 /// Far longer than anything here takes.
@@ -30,7 +30,7 @@ struct End {
     buffer: Arc<Buffer>,
 }
 
-fn ends(parts: &InParts) -> Vec<End> {
+fn ends(shards: &InShards) -> Vec<End> {
     let open = |platform: InProcess| {
         let device = Device::probe(platform).unwrap();
         for tni in device.description().tni_ids() {
@@ -42,7 +42,7 @@ fn ends(parts: &InParts) -> Vec<End> {
         cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
         End { device, cq, buffer }
     };
-    parts.attach(4 << 20).into_iter().map(open).collect()
+    shards.attach(4 << 20).into_iter().map(open).collect()
 }
 
 fn at(offset: usize) -> StagOffset {
@@ -74,17 +74,17 @@ impl End {
     }
 }
 
-fn unit(parts: u32) -> InParts {
+fn unit(shards: u32) -> InShards {
     let shape = "1x1x1x2x3x2".parse().unwrap();
     // A busy host may delay a cable for as long as commands usually wait for an answer.
     let timeout_ns = 2 * PATIENCE.as_nanos() as u64;
-    InParts::new(&MachineConfig { engines: 2, timeout_ns, ..tofu_tests::machine(shape) }, parts)
+    InShards::new(&MachineConfig { engines: 2, timeout_ns, ..tofu_tests::machine(shape) }, shards)
 }
 
 #[test]
-fn commands_reach_all_nodes_of_all_parts() {
-    let parts = unit(6);
-    let mut ends = ends(&parts);
+fn commands_reach_all_nodes_of_all_shards() {
+    let shards = unit(6);
+    let mut ends = ends(&shards);
     let lengths = [0, 8, 33, 1920, 70_001, SIZE];
     for source in 0..ends.len() {
         for target in 0..ends.len() {
@@ -114,9 +114,9 @@ fn commands_reach_all_nodes_of_all_parts() {
         }
     }
     let (mut sent, mut received) = (0, 0);
-    for machine in parts.machines() {
-        for part in (0..6).map(PartId) {
-            let counters = machine.network().cables(part).unwrap();
+    for machine in shards.machines() {
+        for shard in (0..6).map(ShardId) {
+            let counters = machine.network().cables(shard).unwrap();
             (sent, received) = (sent + counters.sent, received + counters.received);
             assert_eq!(counters.refused, 0);
         }
@@ -124,14 +124,14 @@ fn commands_reach_all_nodes_of_all_parts() {
     assert!(sent > 0 && sent == received, "{sent} {received}");
 }
 
-/// A queue in session mode takes its command when a Put of another part's node lets it.
+/// A queue in session mode takes its command when a Put of another shard's node lets it.
 #[test]
-fn sessions_go_on_by_puts_of_other_parts() {
+fn sessions_go_on_by_puts_of_other_shards() {
     if !description().session_mode {
         return;
     }
-    let parts = unit(2);
-    let mut ends = ends(&parts);
+    let shards = unit(2);
+    let mut ends = ends(&shards);
     let (own, far) = (to(&ends[0]), to(&ends[11]));
     let session = CqConfig { mode: CqsMode(0).with_session(true), ..config(0, 1) };
     let here = |offset| StagOffset::new(CqId::ALL[1], 0, offset);
@@ -159,8 +159,8 @@ fn sessions_go_on_by_puts_of_other_parts() {
 
 #[test]
 fn refusals_have_the_codes_of_one_machine() {
-    let run = |parts| {
-        let mut ends = ends(&unit(parts));
+    let run = |shards| {
+        let mut ends = ends(&unit(shards));
         let own = to(&ends[0]);
         let far = to(&ends[11]);
         let beyond = Order::put(far, StagOffset::new(CqId::ALL[0], 7, 0), at(0), 8);
@@ -201,37 +201,37 @@ fn system_packets_go_over_cables() {
 }
 
 #[test]
-fn cut_off_part_ends_commands() {
-    let parts = unit(2);
-    let mut ends = ends(&parts);
+fn cut_off_shard_ends_commands() {
+    let shards = unit(2);
+    let mut ends = ends(&shards);
     let far = to(&ends[11]);
     let put = Order::put(far, at(0), at(0), 8);
     assert_eq!(ends[0].run(&put), Rcode::SUCCESS);
-    // No part has noticed yet: the cable accepts no more packets, which is like a link that is
+    // No shard has noticed yet: the cable accepts no more packets, which is like a link that is
     // down.
-    parts.cut_off();
+    shards.cut_off();
     assert_eq!(ends[0].run(&put), Rcode::LINK_DOWN);
-    let [first, _] = parts.machines() else { unreachable!("two parts") };
-    first.network().part_went(PartId(1));
+    let [first, _] = shards.machines() else { unreachable!("two shards") };
+    first.network().shard_went(ShardId(1));
     assert_eq!(ends[0].run(&put), Rcode::LINK_DOWN);
-    // The links to the part, and those within it.
+    // The links to the shard, and those within it.
     let down = first.fabric().links().filter(|(_, up)| !up).count();
     assert_eq!(down, 6 + 9);
-    first.network().part_came(PartId(1));
+    first.network().shard_came(ShardId(1));
     assert_eq!(first.fabric().links().filter(|(_, up)| !up).count(), 0);
 }
 
 #[test]
 fn impossible_messages_are_dropped() {
-    let parts = unit(2);
-    let network = parts.machines()[0].network();
-    let peer = PartId(1);
+    let shards = unit(2);
+    let network = shards.machines()[0].network();
+    let peer = ShardId(1);
     for message in [&[][..], &[0], &[9, 1, 2], &[1], &[1; 300], &[2], &[2, 0], &[2; 300]] {
         assert!(network.receive(peer, message).is_err());
     }
     assert_eq!(network.receive(peer, &[7]), Err(Refused::Kind));
     assert_eq!(network.cables(peer).unwrap().refused, 9);
-    let mut ends = ends(&parts);
+    let mut ends = ends(&shards);
     let far = to(&ends[11]);
     assert_eq!(ends[0].run(&Order::put(far, at(0), at(0), 8)), Rcode::SUCCESS);
 }

@@ -1,4 +1,4 @@
-//! A machine in parts, over cables in memory, compared with the same machine in one piece.
+//! A machine in shards, over cables in memory, compared with the same machine in one piece.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
 use tofu_fabric::{
     Cables, Carrier, Class, Crossing, DiscardReason, Disturb, Fabric, FaultPlan, Link, NodeId,
-    Packet, PartId, Parts, Port, Ppm, Rates, Shape, Stray, Timing, Way, Wires,
+    Packet, Port, Ppm, Rates, Shape, ShardId, Shards, Stray, Timing, Way, Wires,
 };
 
 use crate::common::{self, Log};
@@ -28,23 +28,23 @@ impl Disturb for Letter {
     }
 }
 
-type Sent = (PartId, PartId, Crossing<Letter>);
+type Sent = (ShardId, ShardId, Crossing<Letter>);
 
 /// All cables of a machine.
 #[derive(Default)]
 struct Post {
     under_way: Mutex<VecDeque<Sent>>,
-    dead: Mutex<Vec<PartId>>,
+    dead: Mutex<Vec<ShardId>>,
 }
 
-/// Those that leave a part.
+/// Those that leave a shard.
 struct Outbox {
     post: Arc<Post>,
-    from: PartId,
+    from: ShardId,
 }
 
 impl Cables<Letter> for Outbox {
-    fn send(&self, to: PartId, crossing: Crossing<Letter>) -> Option<Crossing<Letter>> {
+    fn send(&self, to: ShardId, crossing: Crossing<Letter>) -> Option<Crossing<Letter>> {
         if self.post.dead.lock().unwrap().contains(&to) {
             return Some(crossing);
         }
@@ -54,27 +54,27 @@ impl Cables<Letter> for Outbox {
 }
 
 struct Machine {
-    parts: Arc<Parts>,
+    shards: Arc<Shards>,
     wires: Vec<Wires<Letter>>,
     post: Arc<Post>,
 }
 
 impl Machine {
-    fn new(shape: Shape, parts: u32) -> Self {
-        let parts = Arc::new(Parts::new(shape, parts).unwrap());
+    fn new(shape: Shape, shards: u32) -> Self {
+        let shards = Arc::new(Shards::new(shape, shards).unwrap());
         let post = Arc::new(Post::default());
-        let wires = parts.all().map(|from| {
-            let fabric = Fabric::of_part(Arc::clone(&parts), from).unwrap();
+        let wires = shards.all().map(|from| {
+            let fabric = Fabric::of_shard(Arc::clone(&shards), from).unwrap();
             let wires = Wires::new(fabric, Timing::TOFUD);
             wires.set_cables(Some(Arc::new(Outbox { post: Arc::clone(&post), from })));
             wires
         });
-        Self { wires: wires.collect(), parts, post }
+        Self { wires: wires.collect(), shards, post }
     }
 
     fn at(&self, node: Coords) -> &Wires<Letter> {
-        let id = self.parts.shape().node_id(node).unwrap();
-        &self.wires[self.parts.of(id).unwrap().index()]
+        let id = self.shards.shape().node_id(node).unwrap();
+        &self.wires[self.shards.of(id).unwrap().index()]
     }
 
     fn send(&self, packet: Packet<Letter>, log: &mut Log<Letter>) {
@@ -117,24 +117,24 @@ fn sorted(mut log: Log<Letter>) -> Log<Letter> {
     log
 }
 
-/// Shapes whose packets cross few parts or many, and possible numbers of parts.
+/// Shapes whose packets cross few shards or many, and possible numbers of shards.
 fn any_machine() -> impl Strategy<Value = (Shape, u32)> {
     let lengths = (1..=6u8, 1..=4u8, 1..=3u8, 1..=2u8, 1..=3u8, 1..=2u8);
     let machine = (lengths, any::<[bool; 3]>(), 1..=12u32);
-    machine.prop_filter_map("cannot be cut so", |((x, y, z, a, b, c), torus, parts)| {
+    machine.prop_filter_map("cannot be cut so", |((x, y, z, a, b, c), torus, shards)| {
         let shape = shape([x, y, z, a, b, c]).with_torus(torus);
-        Parts::new(shape, parts).ok().map(|_| (shape, parts))
+        Shards::new(shape, shards).ok().map(|_| (shape, shards))
     })
 }
 
 type Journey = (Coords, Coords, Coords, u8);
 
 fn any_traffic() -> impl Strategy<Value = (Shape, u32, Vec<Journey>, Vec<u32>)> {
-    any_machine().prop_flat_map(|(shape, parts)| {
+    any_machine().prop_flat_map(|(shape, shards)| {
         let node = || any_coords(&shape);
         let journeys = prop::collection::vec((node(), node(), node(), 0..4u8), 1..40);
         let down = prop::collection::vec(any::<u32>(), 0..4);
-        (Just(shape), Just(parts), journeys, down)
+        (Just(shape), Just(shards), journeys, down)
     })
 }
 
@@ -143,17 +143,17 @@ proptest! {
 
     /// Arrivals, losses and their places, all times and all counters are the same.
     #[test]
-    fn parts_together_are_the_whole_machine(
-        (shape, parts, journeys, down) in any_traffic(),
+    fn shards_together_are_the_whole_machine(
+        (shape, shards, journeys, down) in any_traffic(),
         turn: u32,
     ) {
-        let (whole, machine) = (whole(shape), Machine::new(shape, parts));
+        let (whole, machine) = (whole(shape), Machine::new(shape, shards));
         let links: Vec<_> = Link::all(&shape).collect();
         for index in down {
             let Some(index) = (index as usize).checked_rem(links.len()) else { break };
             let Link { from, port, to, .. } = links[index];
             whole.fabric().set_link(from, port, false).unwrap();
-            // The parts that have one of the ends.
+            // The shards that have one of the ends.
             for end in [from, to] {
                 machine.at(end).fabric().set_link(from, port, false).unwrap();
             }
@@ -173,20 +173,20 @@ proptest! {
         machine.settle(&mut found, turn);
         prop_assert_eq!(sorted(found), sorted(expected));
         for (id, node) in (0..).map(NodeId).zip(shape.iter()) {
-            let part = machine.at(node).fabric();
+            let shard = machine.at(node).fabric();
             for port in Port::ALL {
                 let (found, expected) =
-                    (part.port_counters(id, port), whole.fabric().port_counters(id, port));
+                    (shard.port_counters(id, port), whole.fabric().port_counters(id, port));
                 prop_assert_eq!(found, expected, "{} {}", node, port);
             }
-            prop_assert_eq!(part.xb_counters(id), whole.fabric().xb_counters(id));
+            prop_assert_eq!(shard.xb_counters(id), whole.fabric().xb_counters(id));
         }
     }
 
     /// Packets of one class, source, target and path, each once.
     #[test]
-    fn packets_arrive_in_order_and_once((shape, parts) in any_machine(), seed: u64, turn: u32) {
-        let machine = Machine::new(shape, parts);
+    fn packets_arrive_in_order_and_once((shape, shards) in any_machine(), seed: u64, turn: u32) {
+        let machine = Machine::new(shape, shards);
         let nodes: Vec<_> = shape.iter().collect();
         let pick = |n: u64| nodes[(n % nodes.len() as u64) as usize];
         let flows = [(seed, seed >> 8), (seed >> 16, seed >> 24), (seed >> 32, seed >> 40)];
@@ -214,7 +214,7 @@ proptest! {
     /// Whatever a peer says, it can send only over its own cables.
     #[test]
     fn strays_are_refused_and_leave_no_trace(
-        (shape, parts) in any_machine(),
+        (shape, shards) in any_machine(),
         src: [u8; 6],
         dst: [u8; 6],
         distances: Option<[i8; 3]>,
@@ -224,7 +224,7 @@ proptest! {
     ) {
         let hops = if few { hops % 16 } else { hops };
         let (src, dst) = (Coords::from_array(src), Coords::from_array(dst));
-        let machine = Machine::new(shape, parts);
+        let machine = Machine::new(shape, shards);
         let own = &machine.wires[0];
         let way = distances.map_or(Way::Shortest, Way::Distances);
         let near = |n: Coords| {
@@ -238,7 +238,7 @@ proptest! {
             let packet = Packet { way, ..packet };
             let crossing = Crossing { packet, hops, held: None, duplicated: false };
             let mut log = Log::default();
-            let taken = own.receive(PartId(from.into()), crossing, &mut log);
+            let taken = own.receive(ShardId(from.into()), crossing, &mut log);
             let told = log.arrived.len() + log.discarded.len();
             let onwards = machine.post.under_way.lock().unwrap().drain(..).count();
             prop_assert_eq!(told + onwards, usize::from(taken.is_ok()));
@@ -260,12 +260,12 @@ fn node(x: u8) -> Coords {
     Coords::new(x, 0, 0, 0, 0, 0)
 }
 
-fn line(parts: u32) -> Machine {
-    Machine::new(shape([6, 1, 1, 1, 1, 1]).with_torus([false; 3]), parts)
+fn line(shards: u32) -> Machine {
+    Machine::new(shape([6, 1, 1, 1, 1, 1]).with_torus([false; 3]), shards)
 }
 
 #[test]
-fn packet_passes_through_other_parts() {
+fn packet_passes_through_other_shards() {
     let machine = line(3);
     let mut log = Log::default();
     machine.send(packet(Class::Request, node(0), node(5), Path::new(0, 0, 0), 7), &mut log);
@@ -277,7 +277,7 @@ fn packet_passes_through_other_parts() {
 }
 
 #[test]
-fn link_between_parts_is_down_by_either() {
+fn link_between_shards_is_down_by_either() {
     for near in [1, 2] {
         let machine = line(3);
         let own = machine.at(node(near)).fabric();
@@ -292,9 +292,9 @@ fn link_between_parts_is_down_by_either() {
 }
 
 #[test]
-fn lost_part_is_a_region_of_dead_links() {
+fn lost_shard_is_a_region_of_dead_links() {
     let machine = line(3);
-    machine.post.dead.lock().unwrap().push(PartId(1));
+    machine.post.dead.lock().unwrap().push(ShardId(1));
     let mut log = Log::default();
     machine.send(packet(Class::Request, node(0), node(5), Path::new(0, 0, 0), 1), &mut log);
     machine.send(packet(Class::Request, node(0), node(1), Path::new(0, 0, 0), 2), &mut log);
@@ -333,6 +333,6 @@ fn undivided_machine_takes_nothing_by_cable() {
     let wires = whole(shape([2, 1, 1, 1, 1, 1]));
     let packet = packet(Class::Request, node(0), node(1), Path::new(0, 0, 0), 7);
     let crossing = Crossing { packet, hops: 1, held: None, duplicated: false };
-    let error = wires.receive(PartId(0), crossing, &mut Log::default());
-    assert_eq!(error, Err(Stray::NoParts));
+    let error = wires.receive(ShardId(0), crossing, &mut Log::default());
+    assert_eq!(error, Err(Stray::NoShards));
 }

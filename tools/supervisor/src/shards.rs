@@ -1,4 +1,4 @@
-//! A machine in parts, one of which is in this process.
+//! A machine in shards, one of which is in this process.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 pub use tofu_cables::Joining;
-use tofu_cables::{Hello, Mesh, PartEvent, PartStatus, PeerInfo, Receive, Visit};
-use tofu_fabric::{NodeId, PartId};
+use tofu_cables::{Hello, Mesh, PeerInfo, Receive, ShardEvent, ShardStatus, Visit};
+use tofu_fabric::{NodeId, ShardId};
 use tofu_machine::{AnyNetwork, Transport};
 use tofu_sandbox::Role;
 use tofu_sync::lock;
@@ -22,10 +22,10 @@ use crate::command_line;
 use crate::confine::Confinement;
 use crate::event::{Event, EventSender};
 use tofu_spec::plan::Plan;
-use tofu_spec::units::PartOf;
+use tofu_spec::units::ShardOf;
 
-/// Takes the address of a part. `dir` is the folder of `tofu hosts init`. `machine` is a name that
-/// all parts must give, and `same` the other settings that they must share ([`in_common`]).
+/// Takes the address of a shard. `dir` is the folder of `tofu hosts init`. `machine` is a name that
+/// all shards must give, and `same` the other settings that they must share ([`in_common`]).
 ///
 /// # Errors
 ///
@@ -34,12 +34,12 @@ pub fn join(
     dir: &Path,
     machine: &str,
     same: Vec<(String, String)>,
-    own: PartOf,
+    own: ShardOf,
 ) -> anyhow::Result<Joining> {
-    Joining::new(dir, Hello::new(machine, (own.part.0, own.of), same))
+    Joining::new(dir, Hello::new(machine, (own.shard.0, own.of), same))
 }
 
-/// Returns the names and values of the settings that must be the same for all parts of a machine.
+/// Returns the names and values of the settings that must be the same for all shards of a machine.
 /// `plan` must not be cut yet.
 pub fn in_common(plan: &Plan) -> Vec<(String, String)> {
     // Guests' command lines must be the same everywhere.
@@ -86,18 +86,18 @@ pub fn fingerprint(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A request of another part.
-type From = (PartId, Visit);
+/// A request of another shard.
+type From = (ShardId, Visit);
 
-/// Bytes of requests of other parts that wait to be served.
+/// Bytes of requests of other shards that wait to be served.
 const MOST_VISITS: usize = 64 << 10;
 
-/// The other parts of a machine, all of which have been met. Clones refer to the same parts.
+/// The other shards of a machine, all of which have been met. Clones refer to the same shards.
 #[derive(Clone)]
 pub struct Others {
     mesh: Arc<Mesh>,
     left: Arc<AtomicBool>,
-    /// Requests of other parts, for the thread that serves them.
+    /// Requests of other shards, for the thread that serves them.
     visits: Sender<From>,
     visitors: Arc<Mutex<Option<Receiver<From>>>>,
 }
@@ -114,7 +114,7 @@ impl Others {
         }
     }
 
-    /// Returns the address on which this part listens.
+    /// Returns the address on which this shard listens.
     pub(crate) fn address(&self) -> &str {
         self.mesh.address()
     }
@@ -124,19 +124,19 @@ impl Others {
         self.mesh.peers()
     }
 
-    /// Opens a stream to the control server of a part.
-    pub(crate) fn open(&self, part: PartId) -> io::Result<UnixStream> {
-        self.mesh.open(part)
+    /// Opens a stream to the control server of a shard.
+    pub(crate) fn open(&self, shard: ShardId) -> io::Result<UnixStream> {
+        self.mesh.open(shard)
     }
 
-    /// Returns the receiver of requests from other parts, the first time it is called.
+    /// Returns the receiver of requests from other shards, the first time it is called.
     pub(crate) fn visitors(&self) -> Option<Receiver<From>> {
         lock(&self.visitors).take()
     }
 
     /// Tells all of them to end.
     pub(crate) fn take_down(&self) {
-        self.mesh.tell(PartStatus::Down);
+        self.mesh.tell(ShardStatus::Down);
     }
 
     /// Returns the transport to them, for a machine that is about to be built.
@@ -151,8 +151,8 @@ impl Others {
         events: &EventSender,
         confinement: &Confinement,
     ) -> io::Result<()> {
-        for part in network.part().into_iter().flat_map(|(parts, _)| parts.all()) {
-            network.part_came(part);
+        for shard in network.shard().into_iter().flat_map(|(shards, _)| shards.all()) {
+            network.shard_came(shard);
         }
         let inbox: Arc<dyn Receive> = Arc::new(Inbox {
             network,
@@ -168,7 +168,7 @@ impl Others {
 
     /// Tells them that all guests here have ended, and how many have failed.
     pub(crate) fn tell(&self, failed: u32) {
-        self.mesh.tell(PartStatus::Ended { failed });
+        self.mesh.tell(ShardStatus::Ended { failed });
     }
 
     /// Leaves the machine.
@@ -178,15 +178,15 @@ impl Others {
     }
 }
 
-/// Handles the messages of other parts.
+/// Handles the messages of other shards.
 struct Inbox {
     network: Arc<dyn AnyNetwork>,
     events: EventSender,
-    /// Parts that have reported their end. Further reports are ignored.
-    ended: Mutex<HashSet<PartId>>,
-    /// Parts that have gone.
-    gone: Mutex<HashSet<PartId>>,
-    /// Whether this part has left.
+    /// Shards that have reported their end. Further reports are ignored.
+    ended: Mutex<HashSet<ShardId>>,
+    /// Shards that have gone.
+    gone: Mutex<HashSet<ShardId>>,
+    /// Whether this shard has left.
     left: Arc<AtomicBool>,
     visits: Sender<From>,
     /// True if the machine has been told to end.
@@ -202,7 +202,7 @@ impl Inbox {
 }
 
 impl Receive for Inbox {
-    fn message(&self, from: PartId, message: &[u8]) {
+    fn message(&self, from: ShardId, message: &[u8]) {
         // The network counts the messages that it refuses.
         let _ = self.network.receive(from, message);
     }
@@ -211,34 +211,34 @@ impl Receive for Inbox {
         self.network.room();
     }
 
-    fn event(&self, event: PartEvent) {
+    fn event(&self, event: ShardEvent) {
         match event {
-            PartEvent::Went(part, why) => {
-                self.network.part_went(part);
-                lock(&self.gone).insert(part);
-                self.tell(Event::PartWent(part, why));
+            ShardEvent::Went(shard, why) => {
+                self.network.shard_went(shard);
+                lock(&self.gone).insert(shard);
+                self.tell(Event::ShardWent(shard, why));
             }
-            PartEvent::Status(part, PartStatus::Here) => {
-                if lock(&self.gone).remove(&part) {
-                    self.network.part_came(part);
-                    lock(&self.ended).remove(&part);
-                    self.tell(Event::PartCame(part));
+            ShardEvent::Status(shard, ShardStatus::Here) => {
+                if lock(&self.gone).remove(&shard) {
+                    self.network.shard_came(shard);
+                    lock(&self.ended).remove(&shard);
+                    self.tell(Event::ShardCame(shard));
                 }
             }
-            PartEvent::Status(part, PartStatus::Ended { failed }) => {
-                if lock(&self.ended).insert(part) {
-                    self.tell(Event::PartEnded(part, failed));
+            ShardEvent::Status(shard, ShardStatus::Ended { failed }) => {
+                if lock(&self.ended).insert(shard) {
+                    self.tell(Event::ShardEnded(shard, failed));
                 }
             }
             // One event is enough.
-            PartEvent::Status(_, PartStatus::Down) if !self.down.swap(true, SeqCst) => {
+            ShardEvent::Status(_, ShardStatus::Down) if !self.down.swap(true, SeqCst) => {
                 self.tell(Event::Down);
             }
-            PartEvent::Status(_, PartStatus::Down) => {}
+            ShardEvent::Status(_, ShardStatus::Down) => {}
         }
     }
 
-    fn visit(&self, from: PartId, visit: Visit) {
+    fn visit(&self, from: ShardId, visit: Visit) {
         // If visits are not served, or too many wait, this one is closed.
         let _ = self.visits.send((from, visit));
     }
