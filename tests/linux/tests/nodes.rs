@@ -202,6 +202,11 @@ fn devices(place: &Place) {
         let device = device(place, node);
         assert_eq!(device["coords"], own["at"], "{device}");
         assert!(device["iommu_group"].is_number(), "{device}");
+        // Its IOMMU maps ranges, and memory consists of some: registering is a message for each.
+        let large = "/sys/kernel/mm/transparent_hugepage/hugepages-256kB/enabled";
+        let of_iommu = format!("ls /sys/class/iommu | grep -v dmar; cat {large}");
+        let said = place.exec(node, &["sh", "-c", &of_iommu]).ok();
+        assert!(said.contains("0000:00:") && said.contains("[always]"), "{said}");
         // As the kernel has it.
         let path = format!("/sys/bus/pci/devices/{}", device["device"].as_str().unwrap());
         let of_kernel = format!("cd {path}; cat vendor device class");

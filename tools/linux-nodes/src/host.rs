@@ -31,6 +31,10 @@ use crate::runtimes::{MonitorChoice, Runtime, Runtimes};
 use crate::setup::VmSetup;
 use crate::template;
 
+/// Has the kernel (Linux 6.12) give programs their memory in runs of up to 256 KiB where it can. An
+/// emulated IOMMU takes a message to the device's server for each run of memory that is registered.
+const LARGE_PAGES: &str = "thp_anon=16K-256K:always;2M:inherit";
+
 /// Resources of Linux nodes, apart from the plan.
 pub struct LinuxHost {
     /// Their boot files, and the monitor that runs them.
@@ -208,13 +212,11 @@ impl LinuxHost {
         let driver = if boot_files.without_driver { "module_blacklist=tofu " } else { "" };
         let own = match boot_files.arch {
             // The addresses that the root port needs are in a region that QEMU reserves.
-            Arch::X86_64 => {
-                format!("console=ttyS0 {TCG_ARGUMENTS} intel_iommu=on pci=no_e820")
-            }
+            Arch::X86_64 => format!("console=ttyS0 {TCG_ARGUMENTS} pci=no_e820"),
             Arch::Arm64 => "console=ttyAMA0".to_owned(),
         };
         let words = format!(
-            "{own} {BOOT_ARGUMENTS} \
+            "{own} {BOOT_ARGUMENTS} {LARGE_PAGES} \
              vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}{} {}",
             node.trim_end(),
             linux.append

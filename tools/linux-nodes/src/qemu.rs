@@ -276,11 +276,9 @@ fn arguments(
         // one that is to continue. Without it, guests suspend to idle, and keep their state.
         add(&["-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1"]);
     }
-    // QEMU's SMMUv3 does not report mappings, so arm64 gets the virtio IOMMU.
-    add(match arch {
-        Arch::X86_64 => &["-device", "intel-iommu,caching-mode=on"],
-        Arch::Arm64 => &["-device", "virtio-iommu-pci"],
-    });
+    // QEMU's SMMUv3 does not report mappings. Its Intel IOMMU reports each entry of its tables, which
+    // is a message to the device's server for each page. The virtio IOMMU reports whole ranges.
+    add(&["-device", "virtio-iommu-pci"]);
     add(&["-chardev", &format!("socket,id=console,fd={CONSOLE}"), "-serial", "chardev:console"]);
     add(&["-device", "virtio-serial-pci"]);
     add(&["-chardev", &format!("socket,id=agent,fd={AGENT}")]);
