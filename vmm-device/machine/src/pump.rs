@@ -109,12 +109,7 @@ impl View<Icc> for Pump<'_> {
 
     /// A doorbell that rang before the queue was last enabled has no effect.
     fn run(&mut self, node: &Node, (tni, bell): (TniId, Doorbell)) -> bool {
-        let waiting = node.waiting(tni, bell);
-        if !waiting.leave() {
-            return false;
-        }
-        self.now_ns = self.shared.now_ns();
-        node.icc().run_queue(tni, bell, self) && waiting.enter(None)
+        self.run_once(node, (tni, bell), |pump| pump.now_ns = pump.shared.now_ns())
     }
 
     fn expire(&mut self, node: &Node) -> u64 {
@@ -159,7 +154,8 @@ impl Parent for Shared<Icc> {
     }
 
     fn run(&self, node: &Node, tni: TniId, bell: Doorbell) -> bool {
-        Pump::new(self).run(node, (tni, bell))
+        // The view is new, and so is its time.
+        Pump::new(self).run_once(node, (tni, bell), |_| {})
     }
 }
 
@@ -258,6 +254,22 @@ impl Net for Pump<'_> {
 }
 
 impl Pump<'_> {
+    /// Runs a queue for one turn, unless its doorbell rang in an earlier life. `set_clock` is called
+    /// before.
+    fn run_once(
+        &mut self,
+        node: &Node,
+        (tni, bell): (TniId, Doorbell),
+        set_clock: impl FnOnce(&mut Self),
+    ) -> bool {
+        let waiting = node.waiting(tni, bell);
+        if !waiting.leave() {
+            return false;
+        }
+        set_clock(self);
+        node.icc().run_queue(tni, bell, self) && waiting.enter(None)
+    }
+
     /// Reports a lost packet to the router that lost it and to the node that sent it.
     fn lost(&self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: Packet<Body>) {
         if let Some(node) = self.shared.node(at) {
