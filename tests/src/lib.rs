@@ -191,7 +191,7 @@ impl Net for Wire<'_> {
             if self.tells_of_frames() {
                 self.frame_passed(&packet);
             }
-            self.world.nodes()[node].arrive(packet, self);
+            self.world.nodes()[node].arrive(&packet, self);
         }
     }
 

@@ -167,7 +167,7 @@ impl Bench {
                 // Only a peer out of order names an interface that no node has.
                 let answered = packet.body.is_request() && TniId::new(packet.dst_tni).is_some();
                 let mut net = Void { now_ns: self.now(), sent: Vec::new() };
-                self.icc.arrive(packet, &mut net);
+                self.icc.arrive(&packet, &mut net);
                 assert_eq!(net.sent.len(), usize::from(answered), "answers to one packet");
                 if answered {
                     let answer = &net.sent[0];

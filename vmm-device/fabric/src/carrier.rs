@@ -169,19 +169,51 @@ impl Direct {
     }
 
     /// Takes a packet along its way. `observer` sees it and may change its fate.
-    #[inline]
     pub(crate) fn carry<B, W: Observer<B>>(
         &self,
         mut packet: Packet<B>,
         observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) {
-        if let Way::Hop { port, vc, nullified } = packet.way {
-            self.carry_one_hop(packet, port, vc, nullified, observer, out);
-            return;
+        let mut double = None;
+        let end = self.set_out(&mut packet, &mut double, observer);
+        self.finish(end, packet, observer, out);
+        self.follow(double, observer, out);
+    }
+
+    /// Takes a packet along its way without an observer. Returns where it has arrived. It stays
+    /// where it is in this process's memory: to move packets costs more than the way.
+    pub(crate) fn pass<B>(&self, packet: &mut Packet<B>) -> Result<NodeId, Lost> {
+        match self.set_out(packet, &mut None, &mut Unobserved) {
+            End::Arrived(place) => Ok(place.at),
+            End::Lost(lost) => Err(lost),
+            End::Beyond(Beyond { place, hop, .. }) => {
+                self.take_time(packet, place.taken, 0);
+                Err(Lost::at_link(hop))
+            }
+            // No observer takes packets away. This one has gone nowhere.
+            End::Swallowed => Err(Lost::without_route(NodeId::NOWHERE, DiscardReason::NoSuchNode)),
         }
-        let route = match self.route(&mut packet) {
-            Ok(route) => route,
+    }
+
+    /// Takes a packet from its source over its hops. Puts its duplicate into `double` if it gets
+    /// one that stays in this shard of the machine.
+    #[inline]
+    fn set_out<'a, B, W: Observer<B>>(
+        &'a self,
+        packet: &mut Packet<B>,
+        double: &mut Option<Double<'a, B>>,
+        observer: &mut W,
+    ) -> End<B> {
+        if let Way::Hop { port, vc, nullified } = packet.way {
+            return self.set_out_one_hop(packet, (port, vc), nullified, double, observer);
+        }
+        match self.route(packet) {
+            Ok(route) => {
+                let at = route.node();
+                self.enter(at, packet, observer);
+                self.travel(packet, route, Place::source(at), Some(double), observer)
+            }
             Err(error) => {
                 let at = self.fabric.shape().node_id(packet.src).unwrap_or(NodeId::NOWHERE);
                 let reason = match error {
@@ -190,44 +222,39 @@ impl Direct {
                     }
                     RouteError::Path(_) => DiscardReason::NoSuchPath,
                 };
-                observer.lost(at, None, reason, &packet);
-                out.discarded(at, None, reason, packet);
-                return;
+                End::Lost(Lost::without_route(at, reason))
             }
-        };
-        let at = route.node();
-        self.fabric.count_injected(at, packet.src_tni, packet.bytes);
-        observer.entered(at, &packet);
-        self.travel(Journey::begin(at, route, packet), true, observer, out);
+        }
     }
 
-    /// Takes a packet one hop.
-    fn carry_one_hop<B, W: Observer<B>>(
-        &self,
-        mut packet: Packet<B>,
-        port: Port,
-        vc: u8,
+    /// The same for a packet that takes one hop.
+    fn set_out_one_hop<'a, B, W: Observer<B>>(
+        &'a self,
+        packet: &mut Packet<B>,
+        (port, vc): (Port, u8),
         bad: bool,
+        double: &mut Option<Double<'a, B>>,
         observer: &mut W,
-        out: &mut dyn Deliver<B>,
-    ) {
-        let hop = match self.only_hop(&mut packet, port, vc) {
+    ) -> End<B> {
+        let hop = match self.only_hop(packet, port, vc) {
             Ok(hop) => hop,
             Err(from) => {
                 let (at, port) = (from.unwrap_or(NodeId::NOWHERE), from.map(|_| port));
-                observer.lost(at, port, DiscardReason::NoSuchNode, &packet);
-                out.discarded(at, port, DiscardReason::NoSuchNode, packet);
-                return;
+                return End::Lost(Lost { at, port, reason: DiscardReason::NoSuchNode });
             }
         };
-        let from = hop.from;
-        self.fabric.count_injected(from, packet.src_tni, packet.bytes);
-        observer.entered(from, &packet);
+        self.enter(hop.from, packet, observer);
         if bad && self.fabric.link_up(packet.src, port) == Some(true) {
             self.fabric.count_nullified(hop, packet.tlps);
         }
-        let hops = std::iter::once(hop);
-        self.travel(Journey::begin(from, hops, packet), true, observer, out);
+        self.travel(packet, Rest::One(hop), Place::source(hop.from), Some(double), observer)
+    }
+
+    /// Takes a packet from a TNI into the crossbar.
+    #[inline]
+    fn enter<B, W: Observer<B>>(&self, at: NodeId, packet: &Packet<B>, observer: &mut W) {
+        self.fabric.count_injected(at, packet.src_tni, packet.bytes);
+        observer.entered(at, packet);
     }
 
     /// The hop of a packet that goes through a port, from which its target follows. If there is
@@ -262,121 +289,147 @@ impl Direct {
         };
         let ours = |hop: &Hop| shards.of(hop.from) == Some(from) && shards.of(hop.to) == Some(own);
         let nth = taken.checked_sub(1).ok_or_else(|| wrong(&packet))? as usize;
-        let mut journey = |hop: Hop, rest, packet: Packet<B>| {
-            let Packet { system, tlps, bytes, .. } = packet;
-            if self.fabric.send(hop, system, tlps, bytes) == Passage::Down {
-                observer.lost(hop.from, Some(hop.port), DiscardReason::LinkDown, &packet);
-                out.discarded(hop.from, Some(hop.port), DiscardReason::LinkDown, packet);
-                return;
-            }
-            observer.came_in(hop, &packet);
-            let journey = Journey { at: hop.to, hops: rest, before: taken, taken: 0, packet, held };
-            self.travel(journey, !duplicated, observer, out);
-        };
-        if let Way::Hop { port, vc, nullified } = packet.way {
+        let (hop, rest) = if let Way::Hop { port, vc, nullified } = packet.way {
             let hop = self.only_hop(&mut packet, port, vc).ok();
             let hop = hop.filter(|hop| nth == 0 && ours(hop)).ok_or_else(|| wrong(&packet))?;
             if nullified && self.fabric.link_up(packet.src, port) == Some(true) {
                 self.fabric.count_nullified(hop, packet.tlps);
             }
-            journey(hop, Rest::End, packet);
+            (hop, Rest::End)
+        } else {
+            let mut route = self.route(&mut packet)?;
+            let hop = route.nth(nth).filter(ours).ok_or_else(|| wrong(&packet))?;
+            (hop, Rest::Route(route))
+        };
+        let Packet { system, tlps, bytes, .. } = packet;
+        if self.fabric.send(hop, system, tlps, bytes) == Passage::Down {
+            self.finish(End::Lost(Lost::at_link(hop)), packet, observer, out);
             return Ok(());
         }
-        let mut route = self.route(&mut packet)?;
-        let hop = route.nth(nth).filter(ours).ok_or_else(|| wrong(&packet))?;
-        journey(hop, Rest::Route(route), packet);
+        observer.came_in(hop, &packet);
+        let place = Place { at: hop.to, before: taken, taken: 0, held };
+        let mut double = None;
+        let may = (!duplicated).then_some(&mut double);
+        let end = self.travel(&mut packet, rest, place, may, observer);
+        self.finish(end, packet, observer, out);
+        self.follow(double, observer, out);
         Ok(())
     }
 
-    /// Takes a packet, and its duplicate if it gets one, over its remaining hops.
+    /// Takes a packet over its remaining hops, as far as it gets in this shard of the machine. Puts
+    /// its duplicate into `double`, if it may have one and gets one that stays here.
     #[inline]
-    fn travel<B, W: Observer<B>, H: Iterator<Item = Hop> + Clone>(
-        &self,
-        journey: Journey<B, H>,
-        may_duplicate: bool,
+    fn travel<'a, B, W: Observer<B>, H: Iterator<Item = Hop> + Clone + Into<Rest<'a>>>(
+        &'a self,
+        packet: &mut Packet<B>,
+        mut hops: H,
+        mut place: Place,
+        mut double: Option<&mut Option<Double<'a, B>>>,
         observer: &mut W,
-        out: &mut dyn Deliver<B>,
-    ) {
-        if let Some(duplicate) = self.travel_once(journey, may_duplicate, observer, out) {
-            self.travel_once(duplicate, false, observer, out);
-        }
-    }
-
-    /// Returns the packet's duplicate, if it may have one and got one.
-    #[inline]
-    fn travel_once<B, W: Observer<B>, H: Iterator<Item = Hop> + Clone>(
-        &self,
-        journey: Journey<B, H>,
-        may_duplicate: bool,
-        observer: &mut W,
-        out: &mut dyn Deliver<B>,
-    ) -> Option<Journey<B, H>> {
-        let Journey { mut at, mut hops, before, mut taken, mut packet, mut held } = journey;
-        let mut duplicate = None;
-        let mut dead = None;
+    ) -> End<B> {
+        let length = packet.bytes.saturating_add(packet.before.into());
         while let Some(hop) = hops.next() {
             let passage = self.fabric.send(hop, packet.system, packet.tlps, packet.bytes);
             if passage == Passage::Down {
-                dead = Some(hop.port);
-                break;
+                self.take_time(packet, place.taken, length);
+                return End::Lost(Lost::at_link(hop));
             }
-            taken += 1;
-            at = hop.to;
-            let fate = observer.crossed(hop, &mut packet);
+            place.taken += 1;
+            place.at = hop.to;
+            let fate = observer.crossed(hop, packet);
             if fate.lost {
-                return duplicate;
+                return End::Swallowed;
             }
-            held = held.max(fate.held);
-            let double = (fate.duplicated && may_duplicate && duplicate.is_none())
-                .then(|| observer.duplicate(&packet))
-                .flatten();
+            place.held = place.held.max(fate.held);
+            let another = match double {
+                Some(None) if fate.duplicated => observer.duplicate(packet),
+                _ => None,
+            };
             if let Passage::Beyond(shard) = passage {
-                let duplicated = !may_duplicate || duplicate.is_some() || double.is_some();
-                for packet in [Some(packet), double].into_iter().flatten() {
-                    let hops = before.saturating_add(taken);
-                    let crossing = Crossing { packet, hops, held, duplicated };
-                    self.leave(shard, hop, taken, crossing, observer, out);
-                }
-                return duplicate;
+                let had_one = double.is_none_or(|double| double.is_some());
+                let duplicated = had_one || another.is_some();
+                let another = another.map(Box::new);
+                return End::Beyond(Beyond { shard, hop, place, duplicated, another });
             }
-            if let Some(packet) = double {
-                let hops = hops.clone();
-                duplicate = Some(Journey { at, hops, before, taken, packet, held });
+            if let (Some(packet), Some(double)) = (another, &mut double) {
+                **double = Some(Double { packet, hops: hops.clone().into(), place });
             }
         }
-        let bytes = packet.bytes.saturating_add(packet.before.into());
-        let transit = self.timing.transit_ps(taken, bytes);
-        packet.model_ps = packet.model_ps.saturating_add(transit);
-        match dead {
-            None => observer.arrived(at, packet, held, out),
-            Some(port) => {
-                observer.lost(at, Some(port), DiscardReason::LinkDown, &packet);
-                out.discarded(at, Some(port), DiscardReason::LinkDown, packet);
-            }
-        }
-        duplicate
+        self.take_time(packet, place.taken, length);
+        End::Arrived(place)
     }
 
-    /// Hands a packet to a cable, which takes it over the link of `hop`, the last of the `taken`
-    /// links in this shard.
-    #[cold]
-    fn leave<B, W: Observer<B>>(
+    /// Adds the time that a packet of that many bytes takes over links.
+    #[inline]
+    fn take_time<B>(&self, packet: &mut Packet<B>, links: u32, bytes: u64) {
+        let transit = self.timing.transit_ps(links, bytes);
+        packet.model_ps = packet.model_ps.saturating_add(transit);
+    }
+
+    /// Hands over a packet where its way ends in this shard of the machine.
+    #[inline]
+    fn finish<B, W: Observer<B>>(
         &self,
-        to: ShardId,
-        hop: Hop,
-        taken: u32,
-        mut crossing: Crossing<B>,
+        end: End<B>,
+        packet: Packet<B>,
         observer: &mut W,
         out: &mut dyn Deliver<B>,
     ) {
-        // The length costs once, at the end of the whole way.
-        let transit = self.timing.transit_ps(taken, 0);
-        crossing.packet.model_ps = crossing.packet.model_ps.saturating_add(transit);
-        if let Some(Crossing { packet, .. }) = observer.leave(to, crossing) {
-            observer.lost(hop.from, Some(hop.port), DiscardReason::LinkDown, &packet);
-            out.discarded(hop.from, Some(hop.port), DiscardReason::LinkDown, packet);
+        match end {
+            End::Arrived(place) => observer.arrived(place.at, packet, place.held, out),
+            End::Lost(lost) => lose(lost, packet, observer, out),
+            End::Swallowed => {}
+            End::Beyond(beyond) => self.leave(beyond, packet, observer, out),
         }
     }
+
+    /// Takes a duplicate, if there is one, over its remaining hops.
+    #[inline]
+    fn follow<'a, B, W: Observer<B>>(
+        &'a self,
+        double: Option<Double<'a, B>>,
+        observer: &mut W,
+        out: &mut dyn Deliver<B>,
+    ) {
+        if let Some(Double { mut packet, hops, place }) = double {
+            let end = self.travel(&mut packet, hops, place, None, observer);
+            self.finish(end, packet, observer, out);
+        }
+    }
+
+    /// Hands a packet, and the duplicate that it got at its last link, to a cable.
+    #[cold]
+    fn leave<B, W: Observer<B>>(
+        &self,
+        beyond: Beyond<B>,
+        packet: Packet<B>,
+        observer: &mut W,
+        out: &mut dyn Deliver<B>,
+    ) {
+        let Beyond { shard, hop, place: Place { before, taken, held, .. }, duplicated, another } =
+            beyond;
+        for mut packet in [Some(packet), another.map(|another| *another)].into_iter().flatten() {
+            // The length costs once, at the end of the whole way.
+            self.take_time(&mut packet, taken, 0);
+            let hops = before.saturating_add(taken);
+            let crossing = Crossing { packet, hops, held, duplicated };
+            if let Some(Crossing { packet, .. }) = observer.leave(shard, crossing) {
+                lose(Lost::at_link(hop), packet, observer, out);
+            }
+        }
+    }
+}
+
+/// Reports the loss of a packet.
+#[cold]
+fn lose<B, W: Observer<B>>(
+    Lost { at, port, reason }: Lost,
+    packet: Packet<B>,
+    observer: &mut W,
+    out: &mut dyn Deliver<B>,
+) {
+    observer.lost(at, port, reason, &packet);
+    out.discarded(at, port, reason, packet);
 }
 
 impl<B> Carrier<B> for Direct {
@@ -385,38 +438,98 @@ impl<B> Carrier<B> for Direct {
     }
 }
 
-/// A packet somewhere on its way.
-struct Journey<B, H> {
+/// The place of a packet on its way.
+#[derive(Clone, Copy)]
+struct Place {
     at: NodeId,
-    /// The rest of the way.
-    hops: H,
     /// Links that it crossed before it came to this shard of the machine.
     before: u32,
     /// Links that it crossed since.
     taken: u32,
-    packet: Packet<B>,
     held: Option<u32>,
 }
 
-impl<B, H> Journey<B, H> {
-    const fn begin(at: NodeId, hops: H, packet: Packet<B>) -> Self {
-        Self { at, hops, before: 0, taken: 0, packet, held: None }
+impl Place {
+    const fn source(at: NodeId) -> Self {
+        Self { at, before: 0, taken: 0, held: None }
     }
 }
 
-/// The rest of a way behind a cable.
+/// A duplicate somewhere on its way.
+struct Double<'a, B> {
+    packet: Packet<B>,
+    /// The rest of the way.
+    hops: Rest<'a>,
+    place: Place,
+}
+
+/// The end of a packet's way, or of its part in this shard of the machine.
+enum End<B> {
+    /// Its target.
+    Arrived(Place),
+    Lost(Lost),
+    /// A fault has taken the packet.
+    Swallowed,
+    Beyond(Beyond<B>),
+}
+
+/// The end of a cable to another shard of the machine.
+struct Beyond<B> {
+    shard: ShardId,
+    /// The link of the cable.
+    hop: Hop,
+    place: Place,
+    /// The packet has a duplicate, or is one.
+    duplicated: bool,
+    /// The duplicate that it got at this link.
+    another: Option<Box<Packet<B>>>,
+}
+
+/// Where and why a packet was lost; see [`Deliver::discarded`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// The node that lost it.
+    pub at: NodeId,
+    /// The port through which it should have left.
+    pub port: Option<Port>,
+    /// The reason.
+    pub reason: DiscardReason,
+}
+
+impl Lost {
+    const fn at_link(hop: Hop) -> Self {
+        Self { at: hop.from, port: Some(hop.port), reason: DiscardReason::LinkDown }
+    }
+
+    const fn without_route(at: NodeId, reason: DiscardReason) -> Self {
+        Self { at, port: None, reason }
+    }
+}
+
+/// The rest of a way.
 #[derive(Clone)]
 enum Rest<'a> {
     Route(Route<'a>),
+    One(Hop),
     End,
+}
+
+impl<'a> From<Route<'a>> for Rest<'a> {
+    fn from(route: Route<'a>) -> Self {
+        Self::Route(route)
+    }
 }
 
 impl Iterator for Rest<'_> {
     type Item = Hop;
 
     fn next(&mut self) -> Option<Hop> {
-        match self {
-            Self::Route(route) => route.next(),
+        match *self {
+            Self::Route(ref mut route) => route.next(),
+            Self::One(hop) => {
+                *self = Self::End;
+                Some(hop)
+            }
             Self::End => None,
         }
     }

@@ -58,7 +58,7 @@ pub trait Wire: Sized {
 
     /// The body without its data, as a report of a lost packet needs it.
     #[must_use]
-    fn without_data(self) -> Self;
+    fn without_data(&self) -> Self;
 }
 
 /// Most bytes that one packet takes.

@@ -8,7 +8,7 @@ use std::sync::{Arc, RwLock};
 use tofu_abi::{Coords, TniId};
 use tofu_sync::{lock, read, write};
 
-use crate::carrier::{Cables, Crossing, Stray};
+use crate::carrier::{Cables, Crossing, Lost, Stray};
 use crate::equipment::{Equipped, HeldBack};
 use crate::faults::Faults;
 use crate::modelled::ModelledLinks;
@@ -210,6 +210,15 @@ impl<B> Wires<B> {
         self.modelled.is_some()
     }
 
+    /// Takes a packet along its way, if nothing [observes](Wires::is_observed) it, without moving
+    /// it in memory. Returns where it has arrived or was lost, which nothing else reports. Returns
+    /// `None` if it has not set out because something observes it: then it takes
+    /// [`Carrier::inject`].
+    #[inline]
+    pub fn pass(&self, packet: &mut Packet<B>) -> Option<Result<NodeId, Lost>> {
+        (!self.is_observed()).then(|| self.direct.pass(packet))
+    }
+
     /// Returns true if a TNI of a node accepts another request. If not, [`Deliver::room`] tells
     /// when it does.
     #[inline]
@@ -270,7 +279,7 @@ impl<B> Wires<B> {
 impl<B: Send> Carrier<B> for Wires<B> {
     #[inline]
     fn inject(&self, packet: Packet<B>, out: &mut dyn Deliver<B>) {
-        if self.observed.load(Relaxed) {
+        if self.is_observed() {
             self.inject_observed(packet, out);
         } else {
             self.direct.inject(packet, out);

@@ -35,8 +35,10 @@ enum Step {
     Idle,
     /// Went on without anything to send.
     Done,
-    /// Something to send.
-    Send(Packet<Body>),
+    /// Sent a packet for so many bytes of a message.
+    Sent(u32),
+    /// Sent a raw or system packet.
+    SentFrame(Tag),
 }
 
 /// An answer that has arrived.
@@ -85,15 +87,13 @@ impl Icc {
             match self.step(queue, transmit, net) {
                 Step::Idle => return false,
                 Step::Done => {}
-                Step::Send(packet) => {
-                    left = left.saturating_sub(u64::from(packet.body.requested()) / STEP_BYTES);
-                    let frame = match &packet.body {
-                        Body::Frame { tag, .. } => Some(*tag),
-                        _ => None,
-                    };
-                    net.inject(packet);
+                Step::Sent(bytes) => {
+                    left = left.saturating_sub(u64::from(bytes) / STEP_BYTES);
                     net.progress();
-                    if let Some(tag) = frame.filter(|_| !net.tells_of_frames()) {
+                }
+                Step::SentFrame(tag) => {
+                    net.progress();
+                    if !net.tells_of_frames() {
                         // The network has it. If it was lost already, it has ended with that.
                         self.frame_passed(queue.tni, tag, net.now_ns());
                     }
@@ -103,8 +103,7 @@ impl Icc {
         true
     }
 
-    fn step(&self, queue: &Cq, transmit: &mut Transmit, net: &dyn Net) -> Step {
-        let now = net.now_ns();
+    fn step(&self, queue: &Cq, transmit: &mut Transmit, net: &mut dyn Net) -> Step {
         if !self.dma_enabled() || !self.tni(queue.tni).enabled() {
             return Step::Idle;
         }
@@ -112,7 +111,7 @@ impl Icc {
             if !queue.may_process() || !self.may_send(queue, transmit, net) {
                 return Step::Idle;
             }
-            return self.continue_message(queue, transmit, active, now);
+            return self.continue_message(queue, transmit, active, net);
         }
         if !queue.may_fetch() || !queue.session_may_start() {
             return Step::Idle;
@@ -133,7 +132,7 @@ impl Icc {
                 transmit.ring.advance();
                 queue.show_next(&transmit.ring);
                 queue.use_session_step();
-                self.start(queue, transmit, slot, &descriptor, now)
+                self.start(queue, transmit, slot, &descriptor, net)
             }
             None => Step::Idle,
         }
@@ -219,22 +218,23 @@ impl Icc {
         transmit: &mut Transmit,
         slot: Slot,
         descriptor: &Descriptor,
-        now: u64,
+        net: &mut dyn Net,
     ) -> Step {
+        let now = net.now_ns();
         let end = match command::parse(descriptor, queue.id, queue.mode(), self.description()) {
             Ok(Action::Transfer(message)) => {
                 return match self.begin(queue, slot, message, now) {
-                    Some(active) => self.continue_message(queue, transmit, active, now),
+                    Some(active) => self.continue_message(queue, transmit, active, net),
                     None => Step::Idle,
                 };
             }
             Ok(Action::PutPiggyback(message, first)) => {
-                return self.put_piggyback(queue, slot, message, first, now);
+                return self.put_piggyback(queue, slot, message, first, net);
             }
             Ok(Action::Armw(message, op, operand)) => {
-                return self.start_armw(queue, slot, message, (op, operand), now);
+                return self.start_armw(queue, slot, message, (op, operand), net);
             }
-            Ok(Action::Packet(packet)) => match self.start_packet(queue, slot, &packet, now) {
+            Ok(Action::Packet(packet)) => match self.start_packet(queue, slot, &packet, net) {
                 Ok(step) => return step,
                 Err(fault) => fault,
             },
@@ -296,9 +296,9 @@ impl Icc {
         slot: Slot,
         message: Message,
         first: u64,
-        now: u64,
+        net: &mut dyn Net,
     ) -> Step {
-        let Some(mut active) = self.begin(queue, slot, message, now) else {
+        let Some(mut active) = self.begin(queue, slot, message, net.now_ns()) else {
             return Step::Idle;
         };
         let length = message.length;
@@ -312,7 +312,7 @@ impl Icc {
         queue.page.add(CqReg::TxPayloadByte, length.into());
         let payload = Payload::Inline { data, len: length as u8 };
         let body = Body::Put { request: active.request(queue.gpid(), length), payload };
-        self.send(queue, &mut active, length, length, body)
+        self.send(queue, &mut active, (length, length), body, net)
     }
 
     fn start_armw(
@@ -321,9 +321,9 @@ impl Icc {
         slot: Slot,
         message: Message,
         (op, data): (ArmwOp, u64),
-        now: u64,
+        net: &mut dyn Net,
     ) -> Step {
-        let Some(mut active) = self.begin(queue, slot, message, now) else {
+        let Some(mut active) = self.begin(queue, slot, message, net.now_ns()) else {
             return Step::Idle;
         };
         let length = message.length;
@@ -336,7 +336,7 @@ impl Icc {
         let body = Body::Armw { request, op, operand, compare };
         // An operand and, for a compare-and-swap, the value to compare with.
         let data = if op == ArmwOp::CompareAndSwap { 2 * length } else { length };
-        self.send(queue, &mut active, length, data, body)
+        self.send(queue, &mut active, (length, data), body, net)
     }
 
     /// Sends a raw or system packet. Its command ends when the network has taken it.
@@ -345,10 +345,10 @@ impl Icc {
         queue: &Cq,
         slot: Slot,
         command: &PacketCommand,
-        now: u64,
+        net: &mut dyn Net,
     ) -> Result<Step, Fault> {
         let outgoing = self.read_packet(queue.tni, command)?;
-        let Some(active) = self.begin(queue, slot, command.message, now) else {
+        let Some(active) = self.begin(queue, slot, command.message, net.now_ns()) else {
             return Ok(Step::Idle);
         };
         let (bytes, system) = (outgoing.frame.len() as u64, outgoing.is_system());
@@ -357,7 +357,7 @@ impl Icc {
         unit.add(TniReg::NumSendSystemTlp, system.into());
         queue.page.add(CqReg::TxPayloadByte, command.message.length.into());
         let body = Body::Frame { tag: active.tag, frame: outgoing.frame };
-        Ok(Step::Send(Packet {
+        net.inject(Packet {
             src: self.coords(),
             src_tni: queue.tni,
             dst: outgoing.dst,
@@ -374,7 +374,8 @@ impl Icc {
             before: 0,
             model_ps: self.issue_ps(command.message.header1, &body),
             body,
-        }))
+        });
+        Ok(Step::SentFrame(active.tag))
     }
 
     /// Sends the next burst of a message.
@@ -383,9 +384,9 @@ impl Icc {
         queue: &Cq,
         transmit: &mut Transmit,
         mut active: Active,
-        now: u64,
+        net: &mut dyn Net,
     ) -> Step {
-        let message = active.message;
+        let (message, now) = (active.message, net.now_ns());
         let failed = match queue.lock_completions().as_mut().and_then(|c| c.find(active.tag)) {
             // After an error, or once the command was given up, the rest is not sent.
             Some(command) => !command.rcode.is_success(),
@@ -421,7 +422,7 @@ impl Icc {
         } else {
             (Body::Get { request }, 0)
         };
-        let step = self.send(queue, &mut active, n, data, body);
+        let step = self.send(queue, &mut active, (n, data), body, net);
         transmit.active = (active.sent < message.length).then_some(active);
         step
     }
@@ -434,11 +435,22 @@ impl Icc {
         self.account(queue, active.tag, rest, End::new(rcode, Side::Initiator), now);
     }
 
-    /// A packet with `data` bytes of payload for `n` bytes of a message.
-    fn send(&self, queue: &Cq, active: &mut Active, n: u32, data: u32, body: Body) -> Step {
+    /// Sends a packet with `data` bytes of payload for `n` bytes of a message.
+    fn send(
+        &self,
+        queue: &Cq,
+        active: &mut Active,
+        (n, data): (u32, u32),
+        body: Body,
+        net: &mut dyn Net,
+    ) -> Step {
         let Message { header1, header2, tni, mtu, .. } = active.message;
         let (tlps, bytes) = burst_size(data, mtu, header2.padding());
-        let packet = Packet {
+        let before = active.wire;
+        active.sent += n;
+        active.wire = active.wire.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
+        self.tni(queue.tni).count_sent(tlps, bytes);
+        net.inject(Packet {
             src: self.coords(),
             src_tni: queue.tni,
             dst: header1.target(),
@@ -452,14 +464,11 @@ impl Icc {
             tlp_bytes: full_tlp(mtu, header2.padding()),
             gap: header2.gap(),
             sender: queue.id.get(),
-            before: active.wire,
+            before,
             model_ps: self.issue_ps(header1, &body),
             body,
-        };
-        active.sent += n;
-        active.wire = active.wire.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
-        self.tni(queue.tni).count_sent(tlps, bytes);
-        Step::Send(packet)
+        });
+        Step::Sent(n)
     }
 
     /// The answer to a Get, with its data.

@@ -15,11 +15,11 @@ use crate::tlp::{Body, Tag};
 
 impl Icc {
     /// Handles a packet that arrived for this node.
-    pub fn arrive(&self, packet: Packet<Body>, net: &mut dyn Net) {
+    pub fn arrive(&self, packet: &Packet<Body>, net: &mut dyn Net) {
         let there = |tni: &TniId| self.description().has_tni(*tni);
         let Some(tni) = TniId::new(packet.dst_tni).filter(there) else {
             // Only a raw frame may name an interface that no node has, or a hostile peer.
-            if let Some(answer) = self.refuse(&packet) {
+            if let Some(answer) = self.refuse(packet) {
                 net.inject(answer);
             }
             return;
@@ -34,23 +34,20 @@ impl Icc {
         };
         match packet.body {
             Body::Put { .. } | Body::Get { .. } | Body::Armw { .. } => {
-                if let Some(answer) = self.serve(tni, packet, now_ns) {
-                    unit.count_sent(answer.tlps, answer.bytes);
-                    net.inject(answer);
-                }
+                self.serve(tni, packet, net);
             }
-            Body::Frame { tag, frame } => {
-                let taken = self.receive_frame(tni, from, packet.way, &frame, now_ns);
+            Body::Frame { tag, ref frame } => {
+                let taken = self.receive_frame(tni, from, packet.way, frame, now_ns);
                 self.tell_received(tni, from, tag, if taken { frame.len() } else { 0 });
             }
             Body::PutAck { answer } => self.answered(&answered(CommandKind::Put, answer, 0)),
-            Body::GetData { answer, payload, .. } => {
-                self.take_get_data(answered(CommandKind::Get, answer, 0), &payload);
+            Body::GetData { answer, ref payload, .. } => {
+                self.take_get_data(answered(CommandKind::Get, answer, 0), payload);
             }
             Body::ArmwAck { answer, old } => {
                 self.answered(&answered(CommandKind::Armw, answer, old));
             }
-            Body::Signal(signal) => self.take_signal(tni, from, &signal, model_ps, net),
+            Body::Signal(ref signal) => self.take_signal(tni, from, signal, model_ps, net),
         }
     }
 

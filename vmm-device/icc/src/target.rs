@@ -11,6 +11,7 @@ use tofu_fabric::{Class, Packet, Way};
 use crate::cq::Cq;
 use crate::device::Icc;
 use crate::fault::Fault;
+use crate::host::Net;
 use crate::memory::{Access, Segments, read_segments};
 use crate::notice::{Notice, Peer};
 use crate::observe::explain;
@@ -79,28 +80,24 @@ impl Incoming<'_> {
 }
 
 impl Icc {
-    /// Carries out a request and makes its answer; `None` if the packet is not a request.
-    pub(crate) fn serve(
-        &self,
-        tni: TniId,
-        packet: Packet<Body>,
-        now_ns: u64,
-    ) -> Option<Packet<Body>> {
-        let Packet { src, src_tni, path, model_ps, body, tlps, .. } = packet;
+    /// Carries out a request and answers it, if the packet is one.
+    pub(crate) fn serve(&self, tni: TniId, packet: &Packet<Body>, net: &mut dyn Net) {
+        let &Packet { src, src_tni, path, model_ps, ref body, tlps, .. } = packet;
+        let now_ns = net.now_ns();
         let from = Peer { node: src, tni: src_tni };
-        let model_ps = model_ps.saturating_add(self.timing().deliver(&body));
+        let model_ps = model_ps.saturating_add(self.timing().deliver(body));
         let incoming = |request| Incoming { tni, from, path, request, model_ps, now_ns };
         let since = self.came(body.requested());
         let (body, size) = match body {
             Body::Put { request, payload } => {
-                let incoming = incoming(&request);
-                let answer = self.serve_put(&incoming, &payload);
+                let incoming = incoming(request);
+                let answer = self.serve_put(&incoming, payload);
                 self.tell_served(since, &incoming, &answer);
                 self.log_exception(&incoming, Command::Put, answer.rcode);
                 (Body::PutAck { answer }, Size::of_put_ack(tlps))
             }
             Body::Get { request } => {
-                let incoming = incoming(&request);
+                let incoming = incoming(request);
                 let (answer, payload) = self.serve_get(&incoming);
                 self.tell_served(since, &incoming, &answer);
                 self.log_exception(&incoming, Command::Get, answer.rcode);
@@ -108,18 +105,20 @@ impl Icc {
                 let size = Size::of_data(answer.done, mtu, request.header2.padding());
                 (Body::GetData { answer, payload, mtu }, size)
             }
-            Body::Armw { request, op, operand, compare } => {
-                let incoming = incoming(&request);
+            &Body::Armw { ref request, op, operand, compare } => {
+                let incoming = incoming(request);
                 let (answer, old) = self.serve_armw(&incoming, op, operand, compare);
                 self.tell_served(since, &incoming, &answer);
                 self.log_exception(&incoming, Command::AtomicReadModifyWrite, answer.rcode);
                 let size = Size::of_data(answer.done, request.legal_mtu(), false);
                 (Body::ArmwAck { answer, old }, size)
             }
-            _ => return None,
+            _ => return,
         };
         let model_ps = model_ps.saturating_add(self.timing().answer(&body));
-        Some(self.reply(tni, from, path, model_ps, size, body))
+        let answer = self.reply(tni, from, path, model_ps, size, body);
+        self.tni(tni).count_sent(answer.tlps, answer.bytes);
+        net.inject(answer);
     }
 
     /// The answer to a request for an interface that this node does not have; `None` if the packet

@@ -116,14 +116,20 @@ impl Wire for Body {
         })
     }
 
-    fn without_data(self) -> Self {
-        match self {
+    fn without_data(&self) -> Self {
+        match *self {
             Self::Put { request, .. } => Self::Put { request, payload: Payload::NONE },
+            Self::Get { request } => Self::Get { request },
+            Self::Armw { request, op, operand, compare } => {
+                Self::Armw { request, op, operand, compare }
+            }
+            Self::PutAck { answer } => Self::PutAck { answer },
             Self::GetData { answer, mtu, .. } => {
                 Self::GetData { answer, payload: Payload::NONE, mtu }
             }
+            Self::ArmwAck { answer, old } => Self::ArmwAck { answer, old },
             Self::Frame { tag, .. } => Self::Frame { tag, frame: Box::default() },
-            other => other,
+            Self::Signal(ref signal) => Self::Signal(signal.clone()),
         }
     }
 }

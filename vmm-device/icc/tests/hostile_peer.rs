@@ -58,7 +58,7 @@ fn request() -> Request {
 fn get(request: Request) -> Rcode {
     let (icc, _) = device();
     let mut net = Sent::default();
-    icc.arrive(packet(Class::Request, Body::Get { request }), &mut net);
+    icc.arrive(&packet(Class::Request, Body::Get { request }), &mut net);
     match net.0.pop().map(|p| p.body) {
         Some(Body::GetData { answer, .. }) if net.0.is_empty() => answer.rcode,
         other => panic!("{other:?} instead of one answer"),
@@ -109,7 +109,7 @@ fn ends_with(change: impl FnOnce(&mut Packet<Body>)) -> bool {
     let payload = Payload::Bytes(Box::new([0; 64]));
     let mut packet = packet(Class::Response, Body::GetData { answer, payload, mtu: 64 });
     change(&mut packet);
-    icc.arrive(packet, &mut net);
+    icc.arrive(&packet, &mut net);
     memory.load(TCQ).unwrap() != 0
 }
 

@@ -87,7 +87,7 @@ impl Device {
             model_ps: u64::MAX,
             ..Packet::shortest(Class::Request, PEER, SELF, Body::Signal(signal))
         };
-        self.icc.arrive(packet, &mut self.net);
+        self.icc.arrive(&packet, &mut self.net);
         self.net.0.len() - before
     }
 

@@ -173,7 +173,7 @@ fn transfer(command: Command, header2: Header2, length: u32) -> Descriptor {
 /// Hands the oldest packet to a node.
 fn deliver(to: &Node, net: &mut Slow) {
     let packet = net.sent.pop_front().expect("a packet in flight");
-    to.icc.arrive(packet, net);
+    to.icc.arrive(&packet, net);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn late_answer_spares_the_next_owner() {
     a.write(cqs(CqsReg::Enable), 1);
     a.posted = 0;
     a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
-    a.icc.arrive(late, &mut net);
+    a.icc.arrive(&late, &mut net);
     assert_eq!(a.completion(0), None, "this command has no answer yet");
     deliver(&b, &mut net);
     deliver(&a, &mut net);
@@ -317,7 +317,7 @@ fn progressing_command_is_not_given_up() {
         a.icc.expire(net.now);
         deliver(&b, &mut net);
         let answer = net.sent.pop_back().unwrap();
-        a.icc.arrive(answer, &mut net);
+        a.icc.arrive(&answer, &mut net);
     }
     assert_eq!(a.completion(0).unwrap().rcode(), Rcode::SUCCESS);
 

@@ -165,9 +165,8 @@ impl Cables {
     }
 
     /// Reports an undelivered packet to the shard of the node that sent it.
-    pub(crate) fn report<B: Wire>(&self, to: ShardId, rcode: Rcode, packet: Packet<B>) {
-        let Packet { model_ps, body, .. } = packet;
-        let packet = Packet { model_ps, body: body.without_data(), ..packet };
+    pub(crate) fn report<B: Wire>(&self, to: ShardId, rcode: Rcode, packet: &Packet<B>) {
+        let packet = Packet { body: packet.body.without_data(), ..*packet };
         let crossing = Crossing { packet, hops: 0, held: None, duplicated: false };
         let mut message = vec![UNDELIVERED, rcode.raw()];
         if wire::encode(&crossing, &mut message).is_ok() {

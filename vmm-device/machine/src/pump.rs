@@ -1,13 +1,12 @@
 //! Drives devices: carries packets from one to the next until none is in flight.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
 use tofu_abi::{Coords, Doorbell, Rcode, TniId};
 use tofu_fabric::{
-    Carrier, Deliver, DiscardReason, Fabric, NodeId, Packet, Port, Progress, Ps, ShardId,
+    Carrier, Deliver, DiscardReason, Fabric, Lost, NodeId, Packet, Port, Progress, Ps, ShardId,
 };
 use tofu_icc::{Body, Icc, Net, discard_rcode};
 
@@ -27,7 +26,7 @@ const KEPT: usize = 64;
 
 thread_local! {
     /// Memory for the arrivals of this thread's next view, because each doorbell creates a view.
-    static ARRIVALS: Cell<VecDeque<Arrival>> = const { Cell::new(VecDeque::new()) };
+    static ARRIVALS: Cell<[Vec<Arrival>; 2]> = const { Cell::new([Vec::new(), Vec::new()]) };
 }
 
 /// A thread's view of the network.
@@ -36,20 +35,26 @@ thread_local! {
 /// called from within another one.
 pub struct Pump<'a> {
     shared: &'a Shared<Icc>,
-    arrivals: VecDeque<Arrival>,
+    /// What has arrived and is not handled yet.
+    arrivals: Vec<Arrival>,
+    /// Empty: takes what arrives while the other list is handled. Packets are large, so they stay
+    /// where they are in a list until they were handled.
+    next: Vec<Arrival>,
     now_ns: u64,
 }
 
 enum Arrival {
     Room(NodeId, TniId),
     Arrived(NodeId, Packet<Body>),
-    Discarded(NodeId, Option<Port>, DiscardReason, Packet<Body>),
+    Discarded(Lost, Packet<Body>),
     Swallowed(Packet<Body>),
+    Handled,
 }
 
 impl<'a> Pump<'a> {
     pub(crate) fn new(shared: &'a Shared<Icc>) -> Self {
-        Self { shared, arrivals: ARRIVALS.take(), now_ns: shared.now_ns() }
+        let [arrivals, next] = ARRIVALS.take();
+        Self { shared, arrivals, next, now_ns: shared.now_ns() }
     }
 }
 
@@ -127,7 +132,7 @@ impl View<Icc> for Pump<'_> {
         let shared = self.shared;
         match incoming {
             Incoming::Packet(crossing) => shared.wires.receive(from, crossing, self)?,
-            Incoming::Undelivered(code, packet) => self.undeliverable(code, packet),
+            Incoming::Undelivered(code, packet) => self.undeliverable(code, &packet),
         }
         self.progress();
         Ok(())
@@ -161,18 +166,18 @@ impl Parent for Shared<Icc> {
 
 impl Drop for Pump<'_> {
     fn drop(&mut self) {
-        if self.arrivals.capacity() <= KEPT {
-            let mut arrivals = mem::take(&mut self.arrivals);
-            arrivals.clear();
+        if self.arrivals.capacity().max(self.next.capacity()) <= KEPT {
+            self.arrivals.clear();
+            let lists = [mem::take(&mut self.arrivals), mem::take(&mut self.next)];
             // A thread that is ending has no memory for another view.
-            let _ = ARRIVALS.try_with(|kept| kept.set(arrivals));
+            let _ = ARRIVALS.try_with(|kept| kept.set(lists));
         }
     }
 }
 
 impl Deliver<Body> for Pump<'_> {
     fn arrived(&mut self, node: NodeId, packet: Packet<Body>) {
-        self.arrivals.push_back(Arrival::Arrived(node, packet));
+        self.arrivals.push(Arrival::Arrived(node, packet));
     }
 
     fn discarded(
@@ -182,11 +187,11 @@ impl Deliver<Body> for Pump<'_> {
         reason: DiscardReason,
         packet: Packet<Body>,
     ) {
-        self.arrivals.push_back(Arrival::Discarded(at, port, reason, packet));
+        self.arrivals.push(Arrival::Discarded(Lost { at, port, reason }, packet));
     }
 
     fn swallowed(&mut self, packet: Packet<Body>) {
-        self.arrivals.push_back(Arrival::Swallowed(packet));
+        self.arrivals.push(Arrival::Swallowed(packet));
     }
 
     fn link_failed(&mut self, node: NodeId, port: Port) {
@@ -194,7 +199,7 @@ impl Deliver<Body> for Pump<'_> {
     }
 
     fn room(&mut self, node: NodeId, tni: TniId) {
-        self.arrivals.push_back(Arrival::Room(node, tni));
+        self.arrivals.push(Arrival::Room(node, tni));
     }
 
     fn held(&mut self) {
@@ -212,39 +217,30 @@ impl Net for Pump<'_> {
         self.shared.wires.is_modelled()
     }
 
-    fn inject(&mut self, packet: Packet<Body>) {
+    fn inject(&mut self, mut packet: Packet<Body>) {
         let shared = self.shared;
-        shared.wires.inject(packet, self);
-        if shared.wires.is_modelled() {
-            shared.courier.sent(self.now_ns);
+        match shared.wires.pass(&mut packet) {
+            Some(Ok(node)) => self.arrivals.push(Arrival::Arrived(node, packet)),
+            Some(Err(lost)) => self.arrivals.push(Arrival::Discarded(lost, packet)),
+            None => {
+                shared.wires.inject(packet, self);
+                if shared.wires.is_modelled() {
+                    shared.courier.sent(self.now_ns);
+                }
+            }
         }
     }
 
     fn progress(&mut self) {
-        while let Some(event) = self.arrivals.pop_front() {
-            match event {
-                Arrival::Room(node, tni) => {
-                    if let Some(node) = self.shared.node(node) {
-                        node.icc().room(tni);
-                    }
-                }
-                Arrival::Arrived(node, packet) => match self.shared.node(node) {
-                    Some(target) => {
-                        if self.tells_of_frames() {
-                            self.frame_passed(&packet);
-                        }
-                        target.icc().arrive(packet, self);
-                    }
-                    // A place of the machine without a device, or without one yet. It answers like
-                    // a device in its reset state.
-                    None => self.undeliverable(Rcode::TARGET_DMA_OFF, packet),
-                },
-                Arrival::Discarded(at, port, reason, packet) => {
-                    self.lost(at, port, reason, packet);
-                }
-                // The sender notices the loss as little as the target.
-                Arrival::Swallowed(packet) => self.frame_passed(&packet),
+        while !self.arrivals.is_empty() {
+            let mut arrivals = mem::replace(&mut self.arrivals, mem::take(&mut self.next));
+            for arrival in &mut arrivals {
+                self.handle(arrival);
+                // What keeps memory in use, ends here and not with the last one.
+                *arrival = Arrival::Handled;
             }
+            arrivals.clear();
+            self.next = arrivals;
         }
     }
 
@@ -270,8 +266,33 @@ impl Pump<'_> {
         node.icc().run_queue(tni, bell, self) && waiting.enter(None)
     }
 
+    fn handle(&mut self, arrival: &Arrival) {
+        match arrival {
+            Arrival::Arrived(node, packet) => match self.shared.node(*node) {
+                Some(target) => {
+                    if self.tells_of_frames() {
+                        self.frame_passed(packet);
+                    }
+                    target.icc().arrive(packet, self);
+                }
+                // A place of the machine without a device, or without one yet. It answers like
+                // a device in its reset state.
+                None => self.undeliverable(Rcode::TARGET_DMA_OFF, packet),
+            },
+            Arrival::Room(node, tni) => {
+                if let Some(node) = self.shared.node(*node) {
+                    node.icc().room(*tni);
+                }
+            }
+            Arrival::Discarded(lost, packet) => self.lost(*lost, packet),
+            // The sender notices the loss as little as the target.
+            Arrival::Swallowed(packet) => self.frame_passed(packet),
+            Arrival::Handled => {}
+        }
+    }
+
     /// Reports a lost packet to the router that lost it and to the node that sent it.
-    fn lost(&self, at: NodeId, port: Option<Port>, reason: DiscardReason, packet: Packet<Body>) {
+    fn lost(&self, Lost { at, port, reason }: Lost, packet: &Packet<Body>) {
         if let Some(node) = self.shared.node(at) {
             node.icc().router_event(port, reason);
         }
@@ -293,9 +314,9 @@ impl Pump<'_> {
     }
 
     /// Tells the node that sent a packet that it did not arrive.
-    fn undeliverable(&self, code: Rcode, packet: Packet<Body>) {
-        if let Some(source) = self.source(&packet) {
-            source.undeliverable(&packet, code, self.now_ns);
+    fn undeliverable(&self, code: Rcode, packet: &Packet<Body>) {
+        if let Some(source) = self.source(packet) {
+            source.undeliverable(packet, code, self.now_ns);
             return;
         }
         let fabric = self.shared.fabric();

@@ -185,7 +185,7 @@ impl EventEngine {
         let arrived = self.now() - self.timing.deliver(&packet.body);
         packet.model_ps = arrived.saturating_sub(self.epoch.load(SeqCst));
         self.arrival.store(self.now(), SeqCst);
-        self.nodes[node.index()].arrive(packet, &mut Wire { engine: self });
+        self.nodes[node.index()].arrive(&packet, &mut Wire { engine: self });
     }
 
     /// Reports the loss of a packet to the router that lost it, and to the node that sent it.

@@ -343,8 +343,8 @@ impl Wire for Unit {
     }
 
     /// The link's protocol notices a lost unit, so nothing reports one.
-    fn without_data(self) -> Self {
-        self
+    fn without_data(&self) -> Self {
+        self.clone()
     }
 }
 

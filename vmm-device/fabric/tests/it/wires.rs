@@ -103,6 +103,26 @@ fn percent(n: u32) -> Ppm {
     Ppm::new(n * 10_000).unwrap()
 }
 
+/// [`Wires::pass`] and [`Carrier::inject`] take a packet the same way.
+#[test]
+fn unobserved_packet_stays_where_it_is() {
+    let wires = wires();
+    wires.fabric().set_link(node(3), Port::XPlus, false).unwrap();
+    for (from, to) in [(0, 2), (2, 0), (1, 1), (0, 4), (0, 9), (9, 0)] {
+        let mut passed = packet(Class::Request, from, to, 1);
+        let mut log = common::Log::default();
+        wires.inject(passed.clone(), &mut log);
+        match wires.pass(&mut passed).expect("nothing observes it") {
+            Ok(at) => assert_eq!(log.arrived, [(at, passed)]),
+            Err(lost) => {
+                assert_eq!(log.discarded, [(lost.at, lost.port, lost.reason, passed)]);
+            }
+        }
+    }
+    wires.set_faults(Some(FaultPlan::default())).unwrap();
+    assert_eq!(wires.pass(&mut packet(Class::Request, 0, 2, 1)), None);
+}
+
 #[test]
 fn every_rate_holds_on_every_link() {
     // Two links, each of which applies the rate. Four standard deviations are 240 at most.
