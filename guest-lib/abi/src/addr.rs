@@ -43,6 +43,18 @@ impl Coords {
         [self.x, self.y, self.z, self.a, self.b, self.c]
     }
 
+    /// The six components as the bytes of a word, X in the lowest.
+    #[inline]
+    pub(crate) const fn to_word(self) -> u64 {
+        u64::from_le_bytes([self.x, self.y, self.z, self.a, self.b, self.c, 0, 0])
+    }
+
+    /// Inverse of [`Coords::to_word`].
+    pub(crate) const fn from_word(word: u64) -> Self {
+        let [x, y, z, a, b, c, ..] = word.to_le_bytes();
+        Self::new(x, y, z, a, b, c)
+    }
+
     /// Inverse of [`Coords::to_array`].
     pub const fn from_array(v: [u8; 6]) -> Self {
         Self::new(v[0], v[1], v[2], v[3], v[4], v[5])

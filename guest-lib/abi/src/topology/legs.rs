@@ -1,6 +1,7 @@
 //! The order in which a packet goes along the axes.
 
 use core::iter::FusedIterator;
+use core::ops::Range;
 
 use super::port::{Axis, Port};
 use super::shape::Shape;
@@ -56,10 +57,11 @@ impl Leg {
 #[derive(Clone, Debug)]
 pub struct Legs<'a> {
     shape: &'a Shape,
-    from: [u8; 6],
+    /// The places as [`Coords::to_word`] gives them.
+    from: u64,
     /// The target's X, Y, Z and the path's A, B, C.
-    via: [u8; 6],
-    to: [u8; 6],
+    via: u64,
+    to: u64,
     /// Hops on X, Y and Z, if they were given.
     distances: Option<[i8; 3]>,
     /// A bit for each of [`LEGS`] that is still to come: most ways have one or two.
@@ -75,7 +77,7 @@ impl<'a> Legs<'a> {
 
     /// The links of the way: the node that each begins at, the port, and the node that it leads to.
     pub fn links(self) -> impl Iterator<Item = (Coords, Port, Coords)> + use<'a> {
-        let (shape, mut at) = (self.shape, Coords::from_array(self.from));
+        let (shape, mut at) = (self.shape, Coords::from_word(self.from));
         self.flat_map(|leg| (0..leg.hops.unsigned_abs()).map(move |_| leg.port())).map_while(
             move |port| {
                 let from = at;
@@ -87,11 +89,11 @@ impl<'a> Legs<'a> {
 
     /// The coordinates between which a stage lies.
     #[inline]
-    const fn ends(&self, stage: Stage) -> (&[u8; 6], &[u8; 6]) {
+    const fn ends(&self, stage: Stage) -> (u64, u64) {
         match stage {
-            Stage::ToPath => (&self.from, &self.via),
-            Stage::Xyz => (&self.from, &self.to),
-            Stage::ToTarget => (&self.via, &self.to),
+            Stage::ToPath => (self.from, self.via),
+            Stage::Xyz => (self.from, self.to),
+            Stage::ToTarget => (self.via, self.to),
         }
     }
 }
@@ -104,7 +106,8 @@ impl Iterator for Legs<'_> {
         let &(stage, axis) = LEGS.get(self.left.trailing_zeros() as usize)?;
         self.left &= self.left - 1;
         let (start, end) = self.ends(stage);
-        let (from, to) = (start[axis.index()], end[axis.index()]);
+        let at = 8 * axis.index();
+        let (from, to) = ((start >> at) as u8, (end >> at) as u8);
         let hops = match (self.distances, axis) {
             (Some([x, ..]), Axis::X) => x,
             (Some([_, y, _]), Axis::Y) => y,
@@ -117,6 +120,41 @@ impl Iterator for Legs<'_> {
 
 impl FusedIterator for Legs<'_> {}
 
+/// The legs up to the target's X, Y and Z, as bits, for each set of axes on which a way's start and
+/// path differ.
+const BEFORE: [u16; 64] = legs_of(0..6);
+/// The legs after that, for each set of axes on which path and target differ.
+const AFTER: [u16; 64] = legs_of(6..9);
+
+/// The legs among these that are on an axis of a set, for each set.
+const fn legs_of(legs: Range<usize>) -> [u16; 64] {
+    let mut of = [0; 64];
+    let mut set = 0;
+    while set < of.len() {
+        let mut leg = legs.start;
+        while leg < legs.end {
+            if set >> LEGS[leg].1.index() & 1 != 0 {
+                of[set] |= 1 << leg;
+            }
+            leg += 1;
+        }
+        set += 1;
+    }
+    of
+}
+
+/// The set of axes on which two places of a machine differ, a bit for each: those of X lowest.
+#[inline]
+const fn differing(one: u64, other: u64) -> usize {
+    // No coordinate has the highest bit of its byte, so the sum does not leave the byte, and has
+    // that bit unless they are equal.
+    let differ = ((one ^ other) & 0x7f7f_7f7f_7f7f) + 0x7f7f_7f7f_7f7f;
+    // Bit 8n times bit 40 - 7n of the factor is bit 40 + n; the other products are elsewhere, each
+    // at a place of its own.
+    let gathered = (differ >> 7 & 0x0101_0101_0101).wrapping_mul(0x0102_0408_1020);
+    (gathered >> 40) as usize & 63
+}
+
 impl Shape {
     /// The legs of a packet's way. Each is the shorter way round its axis; if both are equally
     /// long, it is the one towards higher coordinates (ours).
@@ -126,18 +164,10 @@ impl Shape {
     #[inline]
     pub const fn legs(&self, from: Coords, to: Coords, path: Path) -> Legs<'_> {
         let via = Coords { a: path.a, b: path.b, c: path.c, ..to };
-        let (from, via, to) = (from.to_array(), via.to_array(), to.to_array());
-        let mut legs = Legs { shape: self, from, via, to, distances: None, left: 0 };
-        let mut n = 0;
-        while n < LEGS.len() {
-            let (stage, axis) = LEGS[n];
-            let (start, end) = legs.ends(stage);
-            if start[axis.index()] != end[axis.index()] {
-                legs.left |= 1 << n;
-            }
-            n += 1;
-        }
-        legs
+        let (from, via, to) = (from.to_word(), via.to_word(), to.to_word());
+        // On X, Y and Z the path is where the target is.
+        let left = BEFORE[differing(from, via)] | AFTER[differing(via, to)];
+        Legs { shape: self, from, via, to, distances: None, left }
     }
 
     /// Hops of a packet's way. Nodes and path must be in the machine.

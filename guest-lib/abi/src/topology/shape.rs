@@ -263,15 +263,13 @@ impl Shape {
     /// Returns true if the machine has a node at these coordinates.
     #[inline]
     pub const fn contains(&self, coords: Coords) -> bool {
-        let coords = coords.to_array();
-        let mut axis = 0;
-        while axis < 6 {
-            if coords[axis] >= self.len[axis] {
-                return false;
-            }
-            axis += 1;
-        }
-        true
+        // All axes at once: the highest bit of a byte remains if the rest of the coordinate is not
+        // below the length, which is at most 32.
+        const HIGH: u64 = 0x8080_8080_8080;
+        let coords = coords.to_word();
+        let [x, y, z, a, b, c] = self.len;
+        let len = u64::from_le_bytes([x, y, z, a, b, c, 0, 0]);
+        (((coords | HIGH) - len) | coords) & HIGH == 0
     }
 
     /// Returns true if the machine has the A, B, C coordinates that the path goes through.
