@@ -26,7 +26,7 @@ const KEPT: usize = 64;
 
 thread_local! {
     /// Memory for the arrivals of this thread's next view, because each doorbell creates a view.
-    static ARRIVALS: Cell<[Vec<Arrival>; 2]> = const { Cell::new([Vec::new(), Vec::new()]) };
+    static ARRIVALS: Cell<Option<Box<Arrivals>>> = const { Cell::new(None) };
 }
 
 /// A thread's view of the network.
@@ -35,12 +35,18 @@ thread_local! {
 /// called from within another one.
 pub struct Pump<'a> {
     shared: &'a Shared<Icc>,
+    /// The thread's, or made when they are first needed.
+    arrivals: Option<Box<Arrivals>>,
+    now_ns: u64,
+}
+
+#[derive(Default)]
+struct Arrivals {
     /// What has arrived and is not handled yet.
-    arrivals: Vec<Arrival>,
+    waiting: Vec<Arrival>,
     /// Empty: takes what arrives while the other list is handled. Packets are large, so they stay
     /// where they are in a list until they were handled.
     next: Vec<Arrival>,
-    now_ns: u64,
 }
 
 enum Arrival {
@@ -53,8 +59,11 @@ enum Arrival {
 
 impl<'a> Pump<'a> {
     pub(crate) fn new(shared: &'a Shared<Icc>) -> Self {
-        let [arrivals, next] = ARRIVALS.take();
-        Self { shared, arrivals, next, now_ns: shared.now_ns() }
+        Self { shared, arrivals: ARRIVALS.take(), now_ns: shared.now_ns() }
+    }
+
+    fn arrivals(&mut self) -> &mut Arrivals {
+        self.arrivals.get_or_insert_default()
     }
 }
 
@@ -166,18 +175,18 @@ impl Parent for Shared<Icc> {
 
 impl Drop for Pump<'_> {
     fn drop(&mut self) {
-        if self.arrivals.capacity().max(self.next.capacity()) <= KEPT {
-            self.arrivals.clear();
-            let lists = [mem::take(&mut self.arrivals), mem::take(&mut self.next)];
+        let Some(mut arrivals) = self.arrivals.take() else { return };
+        if arrivals.waiting.capacity().max(arrivals.next.capacity()) <= KEPT {
+            arrivals.waiting.clear();
             // A thread that is ending has no memory for another view.
-            let _ = ARRIVALS.try_with(|kept| kept.set(lists));
+            let _ = ARRIVALS.try_with(|kept| kept.set(Some(arrivals)));
         }
     }
 }
 
 impl Deliver<Body> for Pump<'_> {
     fn arrived(&mut self, node: NodeId, packet: Packet<Body>) {
-        self.arrivals.push(Arrival::Arrived(node, packet));
+        self.arrivals().waiting.push(Arrival::Arrived(node, packet));
     }
 
     fn discarded(
@@ -187,11 +196,11 @@ impl Deliver<Body> for Pump<'_> {
         reason: DiscardReason,
         packet: Packet<Body>,
     ) {
-        self.arrivals.push(Arrival::Discarded(Lost { at, port, reason }, packet));
+        self.arrivals().waiting.push(Arrival::Discarded(Lost { at, port, reason }, packet));
     }
 
     fn swallowed(&mut self, packet: Packet<Body>) {
-        self.arrivals.push(Arrival::Swallowed(packet));
+        self.arrivals().waiting.push(Arrival::Swallowed(packet));
     }
 
     fn link_failed(&mut self, node: NodeId, port: Port) {
@@ -199,7 +208,7 @@ impl Deliver<Body> for Pump<'_> {
     }
 
     fn room(&mut self, node: NodeId, tni: TniId) {
-        self.arrivals.push(Arrival::Room(node, tni));
+        self.arrivals().waiting.push(Arrival::Room(node, tni));
     }
 
     fn held(&mut self) {
@@ -220,8 +229,8 @@ impl Net for Pump<'_> {
     fn inject(&mut self, mut packet: Packet<Body>) {
         let shared = self.shared;
         match shared.wires.pass(&mut packet) {
-            Some(Ok(node)) => self.arrivals.push(Arrival::Arrived(node, packet)),
-            Some(Err(lost)) => self.arrivals.push(Arrival::Discarded(lost, packet)),
+            Some(Ok(node)) => self.arrivals().waiting.push(Arrival::Arrived(node, packet)),
+            Some(Err(lost)) => self.arrivals().waiting.push(Arrival::Discarded(lost, packet)),
             None => {
                 shared.wires.inject(packet, self);
                 if shared.wires.is_modelled() {
@@ -232,15 +241,19 @@ impl Net for Pump<'_> {
     }
 
     fn progress(&mut self) {
-        while !self.arrivals.is_empty() {
-            let mut arrivals = mem::replace(&mut self.arrivals, mem::take(&mut self.next));
+        loop {
+            let Arrivals { waiting, next } = self.arrivals();
+            if waiting.is_empty() {
+                return;
+            }
+            let mut arrivals = mem::replace(waiting, mem::take(next));
             for arrival in &mut arrivals {
                 self.handle(arrival);
                 // What keeps memory in use, ends here and not with the last one.
                 *arrival = Arrival::Handled;
             }
             arrivals.clear();
-            self.next = arrivals;
+            self.arrivals().next = arrivals;
         }
     }
 
