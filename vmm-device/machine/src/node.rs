@@ -1,9 +1,8 @@
 //! A node: an ICC behind a PCI Express endpoint.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -65,16 +64,19 @@ pub trait DoorbellBackend: Send + Sync {
 
 thread_local! {
     /// State of this thread's trapped write.
-    static INLINE: RefCell<Inline> =
-        const { RefCell::new(Inline { writes: false, rung: Vec::new() }) };
+    static INLINE: Inline = const {
+        Inline { writes: Cell::new(false), rung: Cell::new(None), more: RefCell::new(Vec::new()) }
+    };
 }
 
 /// Doorbells that rang during a trapped write of a thread. The thread runs them itself after the
-/// write. Their memory stays allocated for the thread's next write.
+/// write.
 struct Inline {
     /// True if the thread is within a trapped write.
-    writes: bool,
-    rung: Vec<(TniId, Doorbell)>,
+    writes: Cell<bool>,
+    /// The first, and the only one unless the write did more than ring a doorbell.
+    rung: Cell<Option<(TniId, Doorbell)>>,
+    more: RefCell<Vec<(TniId, Doorbell)>>,
 }
 
 /// The parts that a node is made from.
@@ -246,20 +248,19 @@ impl Node {
     }
 
     fn trapped_write(&self, offset: u64, data: &[u8]) {
-        INLINE.with(|inline| inline.borrow_mut().writes = true);
-        self.icc.bar_write(offset, data);
-        let mut rung = INLINE.with(|inline| {
-            let mut inline = inline.borrow_mut();
-            inline.writes = false;
-            mem::take(&mut inline.rung)
-        });
-        for (tni, bell) in rung.drain(..) {
-            let Some(machine) = self.host.machine.upgrade() else { break };
-            if machine.run(self, tni, bell) {
-                self.host.enqueue(tni, bell);
+        INLINE.with(|inline| {
+            inline.writes.set(true);
+            self.icc.bar_write(offset, data);
+            inline.writes.set(false);
+            let Some(first) = inline.rung.take() else { return };
+            let more = inline.more.take();
+            let Some(machine) = self.host.machine.upgrade() else { return };
+            for (tni, bell) in [first].into_iter().chain(more) {
+                if machine.run(self, tni, bell) {
+                    self.host.enqueue(tni, bell);
+                }
             }
-        }
-        INLINE.with(|inline| inline.borrow_mut().rung = rung);
+        });
     }
 }
 
@@ -419,11 +420,13 @@ impl Host for NodeHost {
             return;
         }
         let inline = INLINE.with(|inline| {
-            let mut inline = inline.borrow_mut();
-            if inline.writes {
-                inline.rung.push((tni, bell));
+            let writes = inline.writes.get();
+            match inline.rung.get() {
+                _ if !writes => {}
+                None => inline.rung.set(Some((tni, bell))),
+                Some(_) => inline.more.borrow_mut().push((tni, bell)),
             }
-            inline.writes
+            writes
         });
         if !inline {
             self.enqueue(tni, bell);
