@@ -237,7 +237,8 @@ fn with_words<R>(slice: &VolatileSlice<'_>, f: impl FnOnce([&AtomicU64; 4]) -> R
 /// Loads the four words of an entry, the first of them before the others.
 #[inline]
 fn load_words(mut load: impl FnMut(usize, Ordering) -> u64) -> [u64; 4] {
-    [0, 1, 2, 3].map(|i| load(i, LOAD))
+    // A closure for `map` of an array is not inlined.
+    [load(0, LOAD), load(1, LOAD), load(2, LOAD), load(3, LOAD)]
 }
 
 /// Stores the four words of an entry, the first of them after the others.
