@@ -28,6 +28,24 @@ pub(crate) fn copy_segments(
     dst: (&dyn DmaMemory, &[Segment]),
     len: u32,
 ) -> DmaResult {
+    // Most copies are of one run that is memory of this process at both ends.
+    if let ([s, ..], [d, ..]) = (src.1, dst.1)
+        && len <= s.len.min(d.len)
+        && let Some(source) = src.0.slice(s.addr, len as usize)
+        && let Some(sink) = dst.0.slice(d.addr, len as usize)
+    {
+        source.copy_to_volatile_slice(sink);
+        return Ok(());
+    }
+    copy_runs(src, dst, len)
+}
+
+/// [`copy_segments`] for any memory.
+fn copy_runs(
+    src: (&dyn DmaMemory, &[Segment]),
+    dst: (&dyn DmaMemory, &[Segment]),
+    len: u32,
+) -> DmaResult {
     let mut from = src.1.iter().copied();
     let mut to = dst.1.iter().copied();
     let mut s = Segment { addr: 0, len: 0 };
