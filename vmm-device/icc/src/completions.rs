@@ -191,6 +191,15 @@ impl Failures {
     }
 }
 
+/// Writes an entry of the transmit complete queue at an address.
+fn write_tcq(tcq_ipa: u64, (slot, entry): (u32, TcqEntry), w: &mut Writer<'_>) {
+    let at = tcq_ipa.wrapping_add(u64::from(slot) * TCQ_ENTRY_SIZE as u64);
+    match w.memory.store(at, entry.0) {
+        Ok(()) => w.page.add(CqReg::TcqNumNotice, 1),
+        Err(_) => w.requests |= CqsIrqs::TCQ_WRITE_EXCEPTION,
+    }
+}
+
 /// Completion state of an enabled queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Completions {
@@ -251,9 +260,9 @@ impl Completions {
         std::mem::take(&mut self.failures)
     }
 
-    /// Returns true if another command can be started.
-    pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty() || self.window.len() < WINDOW
+    /// Commands that can be started now.
+    pub(crate) fn room(&self) -> usize {
+        WINDOW - self.under_way()
     }
 
     /// The sequence number of the next command.
@@ -435,6 +444,10 @@ impl Completions {
             w.requests |= CqsIrqs::TCQ_WRITE_ACKNOWLEDGE;
         }
         let hold_ns = if interrupt { 0 } else { w.policy.tcq_hold_ns };
+        if hold_ns == 0 && self.held_tcq.len() == 0 && w.dma.load(SeqCst) {
+            write_tcq(self.tcq_ipa, (slot.index, entry), w);
+            return;
+        }
         if self.held_tcq.push((slot.index, entry), hold_ns, w.now_ns) {
             self.flush_tcq(w);
         } else {
@@ -443,16 +456,15 @@ impl Completions {
     }
 
     fn flush_tcq(&mut self, w: &mut Writer<'_>) {
+        if self.held_tcq.len() == 0 {
+            return;
+        }
         let held = self.held_tcq.release();
         if !w.dma.load(SeqCst) {
             return;
         }
-        for (slot, entry) in held.drain(..) {
-            let at = self.tcq_ipa.wrapping_add(u64::from(slot) * TCQ_ENTRY_SIZE as u64);
-            match w.memory.store(at, entry.0) {
-                Ok(()) => w.page.add(CqReg::TcqNumNotice, 1),
-                Err(_) => w.requests |= CqsIrqs::TCQ_WRITE_EXCEPTION,
-            }
+        for held in held.drain(..) {
+            write_tcq(self.tcq_ipa, held, w);
         }
     }
 

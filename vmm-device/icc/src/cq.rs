@@ -90,7 +90,7 @@ impl DirectRegister {
         Ok(true)
     }
 
-    pub(crate) fn take(&mut self) -> Option<DirectCommand> {
+    fn take(&mut self) -> Option<DirectCommand> {
         self.ready.take()
     }
 }
@@ -119,6 +119,9 @@ pub(crate) struct Cq {
     pub(crate) page: Page,
     pub(crate) tables: Arc<Tables>,
     pub(crate) direct: Mutex<DirectRegister>,
+    /// Whether a direct descriptor waits to be taken. Changed with `direct` locked. A thread that
+    /// sets it asks for a turn of the queue afterwards, and a turn sees what came before that.
+    direct_waits: AtomicBool,
     pub(crate) transmit: Handover<Option<Transmit>>,
     /// The queue stopped for lack of room for another outstanding command.
     pub(crate) stalled: AtomicBool,
@@ -130,7 +133,12 @@ pub(crate) struct Cq {
 }
 
 impl Cq {
-    pub(crate) fn new(tni: TniId, id: CqId, shared: Option<&SharedPages>, blank: u64) -> Self {
+    pub(crate) fn new(
+        (tni, id): (TniId, CqId),
+        shared: Option<&SharedPages>,
+        blank: u64,
+        memory: Arc<dyn DmaMemory>,
+    ) -> Self {
         Self {
             tni,
             id,
@@ -144,8 +152,9 @@ impl Cq {
             session_overflow: AtomicBool::new(false),
             irq: IrqUnit::new(vector::cq(tni, id)),
             page: Page::new(tni, id, shared),
-            tables: Arc::new(Tables::new()),
+            tables: Arc::new(Tables::new(memory)),
             direct: Mutex::new(DirectRegister::default()),
+            direct_waits: AtomicBool::new(false),
             transmit: Handover::new(None),
             stalled: AtomicBool::new(false),
             completions: Mutex::new(None),
@@ -330,7 +339,7 @@ impl Cq {
         let mrq = address(CqsReg::MrqIpa, 32, "the address is a multiple of 32")?;
         self.page.clear();
         self.blank_direct();
-        *lock(&self.direct) = DirectRegister::default();
+        self.forget_direct();
         self.write_plain(CqsReg::ToqDirectSourceCount, 0);
         self.write_plain(CqsReg::ToqDirectDescriptorCount, 0);
         self.process_stop.store(false, SeqCst);
@@ -385,9 +394,9 @@ impl Cq {
         lock(&self.completions)
     }
 
-    /// Returns true if another command can be started.
-    pub(crate) fn has_room(&self) -> bool {
-        self.lock_completions().as_ref().is_some_and(Completions::has_room)
+    /// Commands that can be started now.
+    pub(crate) fn room(&self) -> usize {
+        self.lock_completions().as_ref().map_or(0, Completions::room)
     }
 
     /// Puts all registers back to their reset values.
@@ -413,7 +422,7 @@ impl Cq {
         self.next.store(0, SeqCst);
         self.irq.reset();
         self.page.clear();
-        *lock(&self.direct) = DirectRegister::default();
+        self.forget_direct();
     }
 
     /// A write to the direct descriptor register that came through the BAR. Returns whether a
@@ -425,12 +434,32 @@ impl Cq {
             self.page.store(DIRECT[word], write.merge(old));
             return Ok(true);
         }
-        lock(&self.direct).write(word, write)
+        let mut direct = lock(&self.direct);
+        let complete = direct.write(word, write)?;
+        self.direct_waits.fetch_or(complete, SeqCst);
+        Ok(complete)
+    }
+
+    fn forget_direct(&self) {
+        let mut direct = lock(&self.direct);
+        *direct = DirectRegister::default();
+        self.direct_waits.store(false, SeqCst);
+    }
+
+    /// Takes the direct descriptor that waits, if any.
+    pub(crate) fn take_direct(&self) -> Option<DirectCommand> {
+        self.poll_direct();
+        if !self.direct_waits.load(SeqCst) {
+            return None;
+        }
+        let mut direct = lock(&self.direct);
+        self.direct_waits.store(false, SeqCst);
+        direct.take()
     }
 
     /// Takes a direct descriptor that the guest has written to its shared page, if any.
-    pub(crate) fn poll_direct(&self) {
-        if !self.page.is_shared() {
+    fn poll_direct(&self) {
+        if !self.page.is_shared() || self.page.load(DIRECT[0]) == self.blank {
             return;
         }
         let mut direct = lock(&self.direct);
@@ -444,6 +473,7 @@ impl Cq {
             self.page.store(reg, self.blank);
         }
         direct.ready = Some(DirectCommand { words });
+        self.direct_waits.store(true, SeqCst);
     }
 
     /// The command in the direct descriptor register of a shared page, and how many words it

@@ -117,7 +117,9 @@ impl Icc {
         let (pages, blank) = (config.pages.as_ref(), config.blank);
         let queues = TniId::ALL
             .into_iter()
-            .flat_map(|tni| CqId::ALL.map(|cq| Cq::new(tni, cq, pages, blank)))
+            .flat_map(|tni| {
+                CqId::ALL.map(|cq| Cq::new((tni, cq), pages, blank, Arc::clone(&memory)))
+            })
             .collect();
         let tnis = TniId::ALL.map(Tni::new);
         Self {
@@ -258,7 +260,9 @@ impl Icc {
 
     /// Rings the doorbell of a queue that stopped for lack of room.
     pub(crate) fn ring_stalled(&self, queue: &Cq) {
-        if queue.stalled.swap(false, SeqCst) {
+        // The queue looks for room after it has set this, with the same lock as the end of a command
+        // that makes room. So one of the two sees the other, and most ends only look.
+        if queue.stalled.load(SeqCst) && queue.stalled.swap(false, SeqCst) {
             self.host.doorbell(queue.tni, queue.id.into());
         }
     }
@@ -377,10 +381,6 @@ impl Icc {
 
     pub(crate) fn memory(&self) -> &dyn DmaMemory {
         &*self.memory
-    }
-
-    pub(crate) fn shared_memory(&self) -> Arc<dyn DmaMemory> {
-        Arc::clone(&self.memory)
     }
 
     /// The kind of controller.

@@ -7,7 +7,6 @@ use tofu_abi::irq::CqsIrqs;
 use tofu_abi::regs::{CqReg, TniReg};
 use tofu_abi::{Doorbell, Rcode, TniId};
 use tofu_fabric::{Class, Packet, Way};
-use tofu_sync::lock;
 
 use crate::command::{self, Action, CommandKind, Message, PacketCommand};
 use crate::completions::{End, Side, Slot};
@@ -116,12 +115,8 @@ impl Icc {
         if !queue.may_fetch() || !queue.session_may_start() {
             return Step::Idle;
         }
-        if !queue.has_room() {
-            queue.stalled.store(true, SeqCst);
-            // A completion that came before the flag was set would not ring again.
-            if !queue.has_room() {
-                return Step::Idle;
-            }
+        if transmit.room == 0 && !self.make_room(queue, transmit) {
+            return Step::Idle;
         }
         if !self.may_send(queue, transmit, net) {
             return Step::Idle;
@@ -130,12 +125,26 @@ impl Icc {
             Some(descriptor) => {
                 let slot = transmit.slot();
                 transmit.ring.advance();
+                // Whether or not it starts a command.
+                transmit.room -= 1;
                 queue.show_next(&transmit.ring);
                 queue.use_session_step();
                 self.start(queue, transmit, slot, &descriptor, net)
             }
             None => Step::Idle,
         }
+    }
+
+    /// Looks whether the queue's table has room for another command. If not, the queue is rung when
+    /// it has.
+    fn make_room(&self, queue: &Cq, transmit: &mut Transmit) -> bool {
+        transmit.room = queue.room();
+        if transmit.room == 0 {
+            queue.stalled.store(true, SeqCst);
+            // A completion that came before the flag was set would not ring again.
+            transmit.room = queue.room();
+        }
+        transmit.room > 0
     }
 
     /// Returns true if the network takes a request of the queue. If not, the queue is rung when it
@@ -177,8 +186,7 @@ impl Icc {
         }
         // A blank entry, or one that reserves the place of a direct descriptor: a direct descriptor
         // goes here, if there is one.
-        queue.poll_direct();
-        let direct = lock(&queue.direct).take()?;
+        let direct = queue.take_direct()?;
         let (first, second) = (direct.first(), direct.second());
         let from_register = |d: &Descriptor| d.header1().source_type() == source_type::DIRECT;
         if !from_register(&first) || !second.as_ref().is_none_or(from_register) {
@@ -224,7 +232,7 @@ impl Icc {
         let end = match command::parse(descriptor, queue.id, queue.mode(), self.description()) {
             Ok(Action::Transfer(message)) => {
                 return match self.begin(queue, slot, message, now) {
-                    Some(active) => self.continue_message(queue, transmit, active, net),
+                    Some(active) => self.send_burst(queue, transmit, active, net),
                     None => Step::Idle,
                 };
             }
@@ -378,15 +386,14 @@ impl Icc {
         Ok(Step::SentFrame(active.tag))
     }
 
-    /// Sends the next burst of a message.
+    /// Goes on with a message, unless it has failed.
     fn continue_message(
         &self,
         queue: &Cq,
         transmit: &mut Transmit,
-        mut active: Active,
+        active: Active,
         net: &mut dyn Net,
     ) -> Step {
-        let (message, now) = (active.message, net.now_ns());
         let failed = match queue.lock_completions().as_mut().and_then(|c| c.find(active.tag)) {
             // After an error, or once the command was given up, the rest is not sent.
             Some(command) => !command.rcode.is_success(),
@@ -394,9 +401,21 @@ impl Icc {
         };
         if failed {
             transmit.active = None;
-            self.give_up_rest(queue, &active, Rcode::SUCCESS, now);
+            self.give_up_rest(queue, &active, Rcode::SUCCESS, net.now_ns());
             return Step::Done;
         }
+        self.send_burst(queue, transmit, active, net)
+    }
+
+    /// Sends the next burst of a message.
+    fn send_burst(
+        &self,
+        queue: &Cq,
+        transmit: &mut Transmit,
+        mut active: Active,
+        net: &mut dyn Net,
+    ) -> Step {
+        let message = active.message;
         let limit = if message.header2.packet_response() {
             BURST_BYTES.min(BURST_NOTICES * message.mtu)
         } else {
@@ -412,12 +431,11 @@ impl Icc {
             if let Some(fault) = from.fault {
                 transmit.active = None;
                 let rcode = self.raise(queue, fault);
-                self.give_up_rest(queue, &active, rcode, now);
+                self.give_up_rest(queue, &active, rcode, net.now_ns());
                 return Step::Done;
             }
             queue.page.add(CqReg::TxPayloadByte, n.into());
-            let memory = self.shared_memory();
-            let payload = Payload::Guest { memory, segments: from.segments, pin };
+            let payload = Payload::Guest { segments: from.segments, pin };
             (Body::Put { request, payload }, n)
         } else {
             (Body::Get { request }, 0)
@@ -522,14 +540,13 @@ impl Icc {
         let Some((completions, writer)) = completing.parts() else {
             return;
         };
-        let Some(message) = completions
-            .find(answer.tag)
-            .filter(|command| command.expects(*from, *kind, answer))
-            .map(|command| command.message)
+        let Some(command) =
+            completions.find(answer.tag).filter(|command| command.expects(*from, *kind, answer))
         else {
             return;
         };
-        if message.header2.packet_response() {
+        if command.message.header2.packet_response() {
+            let message = command.message;
             completions.packet_notices(&message, answer, writer);
         }
         self.statistics.count_model_time(*tni, answer.request_ps, *model_ps);

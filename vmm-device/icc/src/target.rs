@@ -323,8 +323,7 @@ impl Icc {
         let (segments, done, code) = self.locate(queue, &pin, request, Access::Read);
         queue.page.add(CqReg::TxPayloadByte, done.into());
         if !request.header2.remote_notice() {
-            let memory = self.shared_memory();
-            return (incoming.answer(done, code), Payload::Guest { memory, segments, pin });
+            return (incoming.answer(done, code), Payload::Guest { segments, pin });
         }
         // The notice says that the memory was read and may change, so it is read now.
         let mut data = vec![0; done as usize];

@@ -5,7 +5,6 @@
 //! consecutive TLPs of one command.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use tofu_abi::barrier::{BSEQ_MASK, GPID_MASK, OpType};
@@ -196,9 +195,7 @@ pub enum Payload {
     /// The sender's memory itself, where both ends are in one process. The sender's
     /// translations stay in force until this is dropped.
     Guest {
-        /// Memory that the segments lie in.
-        memory: Arc<dyn DmaMemory>,
-        /// Where the data is.
+        /// Where the data is, in the memory of the pin.
         segments: Segments,
         /// Keeps the translations.
         pin: Pin,
@@ -237,14 +234,14 @@ impl Payload {
         len: u32,
         strong: bool,
     ) -> Result<(), DmaError> {
-        let tail = if strong { len.min(STRONG_TAIL) } else { 0 };
+        if !strong || len == 0 {
+            return self.copy_to(0, memory, to, len);
+        }
+        let tail = len.min(STRONG_TAIL);
         let head = len - tail;
         self.copy_to(0, memory, to, head)?;
-        if tail > 0 {
-            fence(Ordering::Release);
-            self.copy_to(head, memory, &skip_segments(to, head), tail)?;
-        }
-        Ok(())
+        fence(Ordering::Release);
+        self.copy_to(head, memory, &skip_segments(to, head), tail)
     }
 
     /// Copies `len` bytes from `skip` on to memory.
@@ -258,12 +255,12 @@ impl Payload {
         let bytes: &[u8] = match self {
             Self::Inline { data, .. } => data,
             Self::Bytes(data) => data,
-            Self::Guest { memory: source, segments, .. } if skip == 0 => {
-                return copy_segments((&**source, segments), (memory, to), len);
+            Self::Guest { segments, pin } if skip == 0 => {
+                return copy_segments((pin.memory(), segments), (memory, to), len);
             }
-            Self::Guest { memory: source, segments, .. } => {
+            Self::Guest { segments, pin } => {
                 let from = skip_segments(segments, skip);
-                return copy_segments((&**source, &from), (memory, to), len);
+                return copy_segments((pin.memory(), &from), (memory, to), len);
             }
         };
         let mut at = skip as usize;

@@ -1,5 +1,6 @@
 //! Address translation: steering table, memory block table, page table.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -49,6 +50,13 @@ struct Mapping {
     table: u64,
 }
 
+impl Mapping {
+    /// The bits of an address within a page.
+    const fn mask(&self) -> u64 {
+        (1 << self.page_bits) - 1
+    }
+}
+
 inspect!(Mapping {
     stag as hex,
     generation,
@@ -61,8 +69,9 @@ inspect!(Mapping {
 });
 
 /// The tables of one control queue, and what is cached of them.
-#[derive(Debug)]
 pub(crate) struct Tables {
+    /// The memory that they translate to.
+    memory: Arc<dyn DmaMemory>,
     steering_enable: AtomicBool,
     steering_ipa: AtomicU64,
     steering_size: AtomicU64,
@@ -78,6 +87,7 @@ pub(crate) struct Tables {
 impl Inspect for Tables {
     fn inspect(&self, visit: Visit<'_>) {
         let Self {
+            memory: _,
             steering_enable,
             steering_ipa,
             steering_size,
@@ -107,10 +117,22 @@ impl Inspect for Tables {
 }
 
 /// Keeps translations in force: a cache flush is busy until all older pins are gone.
-#[derive(Debug)]
 pub struct Pin {
     tables: Arc<Tables>,
     generation: u64,
+}
+
+impl Pin {
+    /// The memory that the translations lead to.
+    pub fn memory(&self) -> &dyn DmaMemory {
+        &*self.tables.memory
+    }
+}
+
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pin").field("generation", &self.generation).finish_non_exhaustive()
+    }
 }
 
 impl Drop for Pin {
@@ -120,8 +142,9 @@ impl Drop for Pin {
 }
 
 impl Tables {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(memory: Arc<dyn DmaMemory>) -> Self {
         Self {
+            memory,
             steering_enable: AtomicBool::new(false),
             steering_ipa: AtomicU64::new(0),
             steering_size: AtomicU64::new(0),
@@ -263,37 +286,61 @@ impl Tables {
         if offset > m.length {
             return Translation::failed(Fault::steering(Rcode::OFFSET_RANGE));
         }
-        let mut t = Translation { segments: Segments::new(), len: 0, fault: None };
         let within = u64::from(len).min(m.length - offset) as u32;
-        let mask = (1u64 << m.page_bits) - 1;
+        let beyond = (within < len).then(|| Fault::steering(Rcode::OFFSET_RANGE));
         // Both terms are 40 bits wide, so the sum fits.
-        let mut address = m.mbva + offset;
-        while t.len < within {
-            let in_page = address & mask;
-            let n = u64::from(within - t.len).min(mask + 1 - in_page) as u32;
-            let start = match page(memory, &m, address >> m.page_bits) {
-                Ok(start) => start + in_page,
-                Err(fault) => {
-                    t.fault = Some(fault);
-                    return t;
-                }
-            };
-            if !memory.contains(start, n as usize, access) {
-                t.fault = Some(Fault::payload(access.writes()));
+        let address = m.mbva + offset;
+        let in_page = address & m.mask();
+        if within == 0 || u64::from(within) > m.mask() + 1 - in_page {
+            return pages(memory, &m, address, within, access, beyond);
+        }
+        match page(memory, &m, address >> m.page_bits) {
+            Ok(start) if memory.contains(start + in_page, within as usize, access) => {
+                let only = Segment { addr: start + in_page, len: within };
+                let segments = Segments::from_buf_and_len([only; 2], 1);
+                Translation { segments, len: within, fault: beyond }
+            }
+            Ok(_) => Translation::failed(Fault::payload(access.writes())),
+            Err(fault) => Translation::failed(fault),
+        }
+    }
+}
+
+/// [`Tables::translate`] of `len` bytes of a block, which are on any number of pages. `beyond` is
+/// the fault of what follows.
+fn pages(
+    memory: &dyn DmaMemory,
+    m: &Mapping,
+    mut address: u64,
+    len: u32,
+    access: Access,
+    beyond: Option<Fault>,
+) -> Translation {
+    let mut t = Translation { segments: Segments::new(), len: 0, fault: None };
+    let mask = m.mask();
+    while t.len < len {
+        let in_page = address & mask;
+        let n = u64::from(len - t.len).min(mask + 1 - in_page) as u32;
+        let start = match page(memory, m, address >> m.page_bits) {
+            Ok(start) => start + in_page,
+            Err(fault) => {
+                t.fault = Some(fault);
                 return t;
             }
-            match t.segments.last_mut() {
-                Some(last) if last.addr + u64::from(last.len) == start => last.len += n,
-                _ => t.segments.push(Segment { addr: start, len: n }),
-            }
-            t.len += n;
-            address += u64::from(n);
+        };
+        if !memory.contains(start, n as usize, access) {
+            t.fault = Some(Fault::payload(access.writes()));
+            return t;
         }
-        if within < len {
-            t.fault = Some(Fault::steering(Rcode::OFFSET_RANGE));
+        match t.segments.last_mut() {
+            Some(last) if last.addr + u64::from(last.len) == start => last.len += n,
+            _ => t.segments.push(Segment { addr: start, len: n }),
         }
-        t
+        t.len += n;
+        address += u64::from(n);
     }
+    t.fault = beyond;
+    t
 }
 
 /// Address of entry `index` of a table; `None` if it is beyond the address space.

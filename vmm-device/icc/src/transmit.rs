@@ -50,13 +50,16 @@ pub(crate) struct Transmit {
     pub(crate) second: Option<Descriptor>,
     /// It stopped for lack of room in the network, and has sent nothing since.
     pub(crate) waited: bool,
+    /// Commands that the queue's table certainly has room for. Only the thread that runs the queue
+    /// adds to the table; ends of commands, which are not counted here, make more room.
+    pub(crate) room: usize,
 }
 
-inspect!(Transmit { toq as hex, ring as Ring, active, second as Maybe, waited });
+inspect!(Transmit { toq as hex, ring as Ring, active, second as Maybe, waited, room as skip });
 
 impl Transmit {
     pub(crate) const fn new(toq: u64, ring: RingIndex) -> Self {
-        Self { toq, ring, active: None, second: None, waited: false }
+        Self { toq, ring, active: None, second: None, waited: false, room: 0 }
     }
 
     pub(crate) fn slot(&self) -> Slot {

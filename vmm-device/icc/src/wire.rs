@@ -164,9 +164,9 @@ fn write_payload(payload: &Payload, to: &mut Writer<'_>) -> Result<(), Vanished>
             to.bytes(&data[..len]);
         }
         Payload::Bytes(data) => to.bytes(data),
-        Payload::Guest { memory, segments, .. } => {
+        Payload::Guest { segments, pin } => {
             let data = to.space(payload.len() as usize);
-            read_segments(&**memory, segments, data).map_err(|_| Vanished)?;
+            read_segments(pin.memory(), segments, data).map_err(|_| Vanished)?;
         }
     }
     Ok(())

@@ -620,7 +620,7 @@ fn copy(out: &mut Vec<u8>, payload: &Payload, skip: u32, room: usize) -> usize {
     match payload {
         Payload::Inline { data, len } => out.extend(of(&data[..data.len().min((*len).into())])),
         Payload::Bytes(data) => out.extend(of(data)),
-        Payload::Guest { memory, segments, .. } => {
+        Payload::Guest { segments, pin } => {
             for segment in segments {
                 let skipped = skip.min(segment.len as usize);
                 skip -= skipped;
@@ -630,7 +630,7 @@ fn copy(out: &mut Vec<u8>, payload: &Payload, skip: u32, room: usize) -> usize {
                 // Memory that has vanished meanwhile does not matter to the capture: the packet's
                 // target will notice it.
                 let from = segment.addr + skipped as u64;
-                if take > 0 && memory.read(from, &mut out[at..]).is_err() {
+                if take > 0 && pin.memory().read(from, &mut out[at..]).is_err() {
                     out.truncate(at);
                     break;
                 }
