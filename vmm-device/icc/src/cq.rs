@@ -119,7 +119,7 @@ pub(crate) struct Cq {
     pub(crate) page: Page,
     pub(crate) tables: Arc<Tables>,
     pub(crate) direct: Mutex<DirectRegister>,
-    /// Whether a direct descriptor waits to be taken. Changed with `direct` locked. A thread that
+    /// True if a direct descriptor waits to be taken. Changed with `direct` locked. A thread that
     /// sets it asks for a turn of the queue afterwards, and a turn sees what came before that.
     direct_waits: AtomicBool,
     pub(crate) transmit: Handover<Option<Transmit>>,

@@ -42,7 +42,7 @@ pub struct Pump<'a> {
 
 #[derive(Default)]
 struct Arrivals {
-    /// What has arrived and is not handled yet.
+    /// Arrivals that are not handled yet.
     waiting: Vec<Arrival>,
     /// Empty: takes what arrives while the other list is handled. Packets are large, so they stay
     /// where they are in a list until they were handled.

@@ -149,8 +149,8 @@ const fn differing(one: u64, other: u64) -> usize {
     // No coordinate has the highest bit of its byte, so the sum does not leave the byte, and has
     // that bit unless they are equal.
     let differ = ((one ^ other) & 0x7f7f_7f7f_7f7f) + 0x7f7f_7f7f_7f7f;
-    // Bit 8n times bit 40 - 7n of the factor is bit 40 + n; the other products are elsewhere, each
-    // at a place of its own.
+    // Bit 8n times bit 40 - 7n of the factor is bit 40 + n. The other products are elsewhere, and
+    // no two are the same bit.
     let gathered = (differ >> 7 & 0x0101_0101_0101).wrapping_mul(0x0102_0408_1020);
     (gathered >> 40) as usize & 63
 }
