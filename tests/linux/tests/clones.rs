@@ -56,7 +56,7 @@ fn template(cache: &Path) -> Option<PathBuf> {
     first
 }
 
-/// What a template has, as one value.
+/// The content of a template as one value.
 fn sum(template: &Path) -> Vec<u64> {
     let sum = |name: &str| {
         let bytes = fs::read(template.join(name)).unwrap();
@@ -69,7 +69,7 @@ fn sum(template: &Path) -> Vec<u64> {
     ["memory", "state", "clock"].map(sum).to_vec()
 }
 
-/// What a node says of itself that does not depend on how it was started.
+/// A node's view of itself, which does not depend on how it was started.
 fn looks(place: &Place, node: &str) -> String {
     let line = "sed 's/tsc_early_khz=[0-9]* //' /proc/cmdline; cat /etc/hosts; hostname; \
                 ls /sys/bus/pci/devices /run/tofu/*.sock; id; ip addr show tofu0";

@@ -4,8 +4,8 @@
 //! [`wire`] has the messages and how they are framed, [`session`] the guest's side, [`files`] packs
 //! files as archives, and [`unpack`] unpacks them. The host's side is the command's. [`pmi`] lets
 //! MPI programs find each other, [`terminal`] gives a program a terminal, [`user`] a user of its
-//! own, and [`wakeup`] reconnects a node that was suspended. [`startup`] waits for the programs that
-//! others find at once.
+//! own, and [`wakeup`] reconnects a node that was suspended. [`startup`] waits for the programs
+//! that others find at once.
 //!
 //! # Trust
 //!

@@ -1,5 +1,5 @@
-//! Linux nodes that are clones, against nodes that boot: how long both take to be ready, and the time
-//! of the host's processors.
+//! Linux nodes that are clones, against nodes that boot: how long both take to be ready, and the
+//! time of the host's processors.
 
 use std::fmt;
 

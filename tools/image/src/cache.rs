@@ -8,7 +8,8 @@
 //! images/NAME/         manifest.toml, vmlinux, vmlinuz, initrd, root.ext4
 //! templates/KEY/       manifest.toml, memory, state, clock: a node to be cloned
 //! ```
-//! A folder below `parts`, `images` and `templates` is made beside its place and renamed when it is complete.
+//! A folder below `parts`, `images` and `templates` is made beside its place and renamed when it is
+//! complete.
 
 mod build;
 

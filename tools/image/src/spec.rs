@@ -399,7 +399,7 @@ impl Spec {
         self.kernel.has_driver()
     }
 
-    /// Returns whether its kernel is one of Debian's, which can do whatever Debian's can.
+    /// Returns whether its kernel is one of Debian's, whose abilities are known.
     pub fn has_debian_kernel(&self) -> bool {
         !matches!(self.kernel, Kernel::Driver | Kernel::DriverDebug | Kernel::File(_))
     }

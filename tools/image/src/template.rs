@@ -1,7 +1,8 @@
 //! Templates: the memory and the devices of nodes that have booted, from which others are cloned.
 //!
-//! A template is a folder of the cache below `templates`, which is made beside its place and renamed
-//! when it is complete. Its files are only read from then on: each clone has a copy of the memory.
+//! A template is a folder of the cache below `templates`, which is made beside its place and
+//! renamed when it is complete. Its files are only read from then on: each clone has a copy of the
+//! memory.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -36,8 +37,8 @@ const PAGE: usize = 4096;
 pub struct TemplateKey(String);
 
 impl TemplateKey {
-    /// Makes the key of nodes that start with these words, of these files. A file counts as the same
-    /// as long as it is at the same place and has not been written to.
+    /// Makes the key of nodes that start with these words, of these files. A file counts as the
+    /// same as long as it is at the same place and has not been written to.
     ///
     /// # Errors
     ///

@@ -70,15 +70,8 @@ impl BootFiles {
         let without_driver = asked.driver == Driver::Vfio;
         if let (Some(kernel), Some(initrd)) = (&asked.kernel, &asked.initrd) {
             let (kernel, initrd) = (kernel.clone(), initrd.clone());
-            let boot_files = Self {
-                arch,
-                kernel,
-                initrd,
-                root: None,
-                without_driver,
-                can_clone: false,
-                hint: None,
-            };
+            let (root, can_clone, hint) = (None, false, None);
+            let boot_files = Self { arch, kernel, initrd, root, without_driver, can_clone, hint };
             boot_files.check_memory(plan)?;
             return Ok(boot_files);
         }

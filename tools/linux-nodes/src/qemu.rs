@@ -276,8 +276,8 @@ fn arguments(
         // one that is to continue. Without it, guests suspend to idle, and keep their state.
         add(&["-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1"]);
     }
-    // QEMU's SMMUv3 does not report mappings. Its Intel IOMMU reports each entry of its tables, which
-    // is a message to the device's server for each page. The virtio IOMMU reports whole ranges.
+    // QEMU's SMMUv3 does not report mappings. Its Intel IOMMU reports each entry of its tables,
+    // which is a message to the device's server for each page. The virtio IOMMU reports ranges.
     add(&["-device", "virtio-iommu-pci"]);
     add(&["-chardev", &format!("socket,id=console,fd={CONSOLE}"), "-serial", "chardev:console"]);
     add(&["-device", "virtio-serial-pci"]);

@@ -41,7 +41,7 @@ pub(crate) struct Templates {
 pub(crate) struct Maker<'a> {
     /// The monitor of its virtual machines.
     pub(crate) kind: &'a MonitorKind,
-    /// What it would boot as a template.
+    /// The virtual machine of the template.
     pub(crate) setup: VmSetup,
     /// The log of the template's console.
     pub(crate) log: PathBuf,

@@ -260,8 +260,8 @@ impl Icc {
 
     /// Rings the doorbell of a queue that stopped for lack of room.
     pub(crate) fn ring_stalled(&self, queue: &Cq) {
-        // The queue looks for room after it has set this, with the same lock as the end of a command
-        // that makes room. So one of the two sees the other, and most ends only look.
+        // The queue looks for room after it has set this, with the same lock as the end of a
+        // command that makes room. So one of the two sees the other, and most ends only look.
         if queue.stalled.load(SeqCst) && queue.stalled.swap(false, SeqCst) {
             self.host.doorbell(queue.tni, queue.id.into());
         }

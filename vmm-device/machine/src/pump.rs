@@ -263,8 +263,8 @@ impl Net for Pump<'_> {
 }
 
 impl Pump<'_> {
-    /// Runs a queue for one turn, unless its doorbell rang in an earlier life. `set_clock` is called
-    /// before.
+    /// Runs a queue for one turn, unless its doorbell rang in an earlier life. `set_clock` is
+    /// called before.
     fn run_once(
         &mut self,
         node: &Node,

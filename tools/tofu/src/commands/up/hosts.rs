@@ -148,12 +148,8 @@ pub(crate) fn run(
         file::read(&text).map_err(|(line, why)| anyhow!("{}:{line}: {why}", file.display()))?;
     let of = hosts.len() as u32;
     ensure!(of > 0, "{}: no hosts; a line is [USER@]HOST [ADDRESS:PORT [PATH]]", file.display());
-    ensure!(
-        of <= Shards::MOST,
-        "{}: {of} hosts: there are {} at most",
-        file.display(),
-        Shards::MOST
-    );
+    let most = Shards::MOST;
+    ensure!(of <= most, "{}: {of} hosts: there are {most} at most", file.display());
     // Errors of the machine are reported before any host is contacted.
     let plan = Plan::new(&args.spec()?)?;
     let images = Image::of(&plan)?;
