@@ -283,7 +283,8 @@ impl LinuxNode {
     /// Starts a virtual machine, as a clone if it can be one. Returns it, and whether it is one;
     /// `None` if the node is to stop.
     fn start(&self) -> anyhow::Result<Option<(Running, bool)>> {
-        let template = self.template()?;
+        // A guest that does not boot is not started again by itself.
+        let template = self.template().inspect_err(|_| self.state().start = false)?;
         {
             let mut state = self.state();
             if state.stop || !state.start {
