@@ -622,6 +622,52 @@ mod tests {
         assert!(why(&mut messages).contains("more than it may"));
     }
 
+    /// Follows an agent of a clone, whose side `guest` plays; returns what was reported.
+    fn follow_clone(identity: &Identity, guest: impl FnOnce(&Arc<Agent>, &UnixStream)) -> String {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let agent: Arc<Agent> = Arc::default();
+        let reported = Mutex::new(String::new());
+        let report = |what: &str| lock(&reported).push_str(what);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let clone = CloneStart { identity: &|| identity.clone(), failed: &report };
+                agent.follow(ours, "test", Some(&clone), || report("ready"));
+            });
+            let mut reader = FrameReader::new(&theirs);
+            let Ok(Some(ToGuest::Hello { session, .. })) = reader.receive() else { panic!() };
+            let welcome = FromGuest::Welcome { version: VERSION, session };
+            (&theirs).write_all(&encode(&welcome).unwrap()).unwrap();
+            let Ok(Some(ToGuest::Identify(sent))) = reader.receive() else { panic!() };
+            assert_eq!(&sent, identity);
+            guest(&agent, &theirs);
+            drop(reader);
+            drop(theirs);
+        });
+        reported.into_inner().unwrap()
+    }
+
+    #[test]
+    fn clone_is_ready_with_its_identity() {
+        let (host, command_line) = ("t-0".to_owned(), "tofu.name=t-0".to_owned());
+        let identity = Identity { host, command_line, time_ns: 1, seed: [7; 32] };
+        let answer = |stream: &UnixStream, result: Result<(), String>| {
+            let mut stream = stream;
+            stream.write_all(&encode(&FromGuest::Identified(result)).unwrap()).unwrap();
+        };
+        let reported = follow_clone(&identity, |agent, stream| {
+            assert!(!lock(&agent.link).ready, "it has answered without an identity");
+            answer(stream, Ok(()));
+        });
+        assert_eq!(reported, "ready");
+        let reported = follow_clone(&identity, |agent, stream| {
+            answer(stream, Err("no device\u{7}".to_owned()));
+            answer(stream, Err("again".to_owned()));
+            assert!(!lock(&agent.link).ready);
+        });
+        assert!(reported.starts_with("no device") && !reported.contains('\u{7}'), "{reported}");
+        assert!(!reported.contains("again"), "one that fails again and again: {reported}");
+    }
+
     #[test]
     fn deaf_guest_holds_up_no_other() {
         let guest = Guest::new();
