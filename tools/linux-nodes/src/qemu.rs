@@ -36,6 +36,10 @@ const LAN: i32 = 5;
 const MONITOR: i32 = 6;
 const MEMORY: i32 = 7;
 
+/// The environment variable with the socket of the node's device, by which people and tests find
+/// the QEMU of a node.
+const NODE: &str = "QEMU_TOFU_NODE";
+
 /// The port that the device of an x86-64 node is plugged into. Its windows hold the BARs of every
 /// generation.
 const ROOT_PORT: &str = "pcie-root-port,id=tofu-port,pref64-reserve=1G,mem-reserve=4M";
@@ -101,6 +105,8 @@ pub(crate) fn start(
         _ => run(&qemu.program)?,
     };
     command.args(&qemu.args_prefix).envs(qemu.envs.iter().cloned());
+    // The arguments of a clone do not say which node it is.
+    command.env(NODE, &setup.device);
     if is_confined {
         connect::answer(&mut command, &setup.name, &setup.device)?;
         if qemu.sandbox {

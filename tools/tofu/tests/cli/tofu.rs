@@ -89,9 +89,15 @@ impl Place {
         let entries = std::fs::read_dir("/proc").unwrap().flatten();
         entries
             .filter_map(|entry| {
-                let line = std::fs::read(entry.path().join("cmdline")).ok()?;
-                let line = String::from_utf8_lossy(&line).replace('\0', " ");
-                line.contains(wanted).then_some(line)
+                let read = |name| {
+                    let bytes = std::fs::read(entry.path().join(name)).ok()?;
+                    Some(String::from_utf8_lossy(&bytes).replace('\0', " "))
+                };
+                let line = read("cmdline")?;
+                // The QEMU of a clone says in its environment which node it runs.
+                let environment = read("environ").unwrap_or_default();
+                let node = environment.split("QEMU_TOFU_NODE=").nth(1).unwrap_or_default();
+                (line.contains(wanted) || node.starts_with(wanted)).then_some(line)
             })
             .collect()
     }

@@ -604,7 +604,7 @@ pub(super) mod tests {
         for said in [
             r#""part":"0/2""#,
             r#""text":"part 1 is lost: its process has ended; its links are down""#,
-            r#""detail":"part 1 failed 0.02 s before""#,
+            r#""detail":"part 1 failed "#,
         ] {
             assert!(text.contains(said), "{said}: {text}");
         }
