@@ -41,6 +41,8 @@ pub struct BootFiles {
     pub(crate) root: Option<PathBuf>,
     /// True if the kernel must leave the device to programs, whatever drivers it has.
     pub(crate) without_driver: bool,
+    /// True if the kernel has the driver tofu.ko, which may have the device.
+    pub(crate) has_driver: bool,
     /// True if nodes with them can be clones: their kernel takes devices that are plugged in, and
     /// their init is ours.
     pub(crate) can_clone: bool,
@@ -70,8 +72,7 @@ impl BootFiles {
         let without_driver = asked.driver == Driver::Vfio;
         if let (Some(kernel), Some(initrd)) = (&asked.kernel, &asked.initrd) {
             let (kernel, initrd) = (kernel.clone(), initrd.clone());
-            let (root, can_clone, hint) = (None, false, None);
-            let boot_files = Self { arch, kernel, initrd, root, without_driver, can_clone, hint };
+            let boot_files = Self::of_files(arch, (kernel, initrd), without_driver);
             boot_files.check_memory(plan)?;
             return Ok(boot_files);
         }
@@ -82,19 +83,17 @@ impl BootFiles {
             let own = packed.unwrap_or(image.kernel_elf);
             // An initrd has modules only for its own kernel. A kernel from elsewhere may have
             // everything built in.
-            let can_clone = asked.kernel.is_none()
-                && asked.initrd.is_none()
-                && image.manifest.spec().is_ok_and(|spec| spec.has_debian_kernel());
+            let is = |what: fn(&Spec) -> bool| image.manifest.spec().is_ok_and(|spec| what(&spec));
+            let is_whole = asked.kernel.is_none() && asked.initrd.is_none();
+            let kernel = asked.kernel.clone().unwrap_or(own);
+            let initrd = asked.initrd.clone().unwrap_or(image.initrd);
             let boot_files = Self {
-                arch,
-                can_clone,
-                kernel: asked.kernel.clone().unwrap_or(own),
                 root: image.root.filter(|_| asked.initrd.is_none()),
-                initrd: asked.initrd.clone().unwrap_or(image.initrd),
-                without_driver,
-                hint: None,
+                has_driver: is(Spec::has_driver) && !without_driver,
+                can_clone: is_whole && is(Spec::has_debian_kernel),
+                ..Self::of_files(arch, (kernel, initrd), without_driver)
             };
-            let pages = image.manifest.spec().is_ok_and(|spec| spec.has_pages_of_16k());
+            let pages = is(Spec::has_pages_of_16k);
             if pages && asked.kernel.is_none() && asked.cpu == ArmCpu::A64fx {
                 bail!(
                     "image {}: its kernel has pages of 16 KiB, which the A64FX has not; add \
@@ -127,6 +126,12 @@ impl BootFiles {
         };
         let boot_files = find_image(&cache, arch, named.as_deref(), progress).and_then(&of)?;
         Ok(Self { hint, ..boot_files })
+    }
+
+    /// These files alone, of which nothing else is known.
+    fn of_files(arch: Arch, (kernel, initrd): (PathBuf, PathBuf), without_driver: bool) -> Self {
+        let (root, has_driver, can_clone, hint) = (None, false, false, None);
+        Self { arch, kernel, initrd, root, without_driver, has_driver, can_clone, hint }
     }
 
     /// Checks the request as far as possible before anything is fetched or made, so that mistakes

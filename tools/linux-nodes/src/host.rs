@@ -212,7 +212,10 @@ impl LinuxHost {
         let driver = if boot_files.without_driver { "module_blacklist=tofu " } else { "" };
         let own = match boot_files.arch {
             // The addresses that the root port needs are in a region that QEMU reserves.
-            Arch::X86_64 => format!("console=ttyS0 {TCG_ARGUMENTS} pci=no_e820"),
+            Arch::X86_64 => {
+                let iommu = if boot_files.has_driver { "intel_iommu=on " } else { "" };
+                format!("console=ttyS0 {TCG_ARGUMENTS} {iommu}pci=no_e820")
+            }
             Arch::Arm64 => "console=ttyAMA0".to_owned(),
         };
         let words = format!(

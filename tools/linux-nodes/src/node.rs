@@ -355,8 +355,12 @@ impl LinuxNode {
             let state = self.state();
             state.stop || !state.start
         };
-        let started = |killer| {
+        let started = |killer: Option<Killer>| {
             let mut state = self.state();
+            if killer.is_some() {
+                (state.phase, state.since) = (Phase::Booting, Instant::now());
+                self.changed.notify_all();
+            }
             state.killer = killer;
             if state.stop || !state.start {
                 kill(&state, true);

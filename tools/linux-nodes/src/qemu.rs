@@ -284,7 +284,11 @@ fn arguments(
     }
     // QEMU's SMMUv3 does not report mappings. Its Intel IOMMU reports each entry of its tables,
     // which is a message to the device's server for each page. The virtio IOMMU reports ranges.
-    add(&["-device", "virtio-iommu-pci"]);
+    // But Linux does not restore that after a suspend, so a driver that maps memory never wakes.
+    add(match (arch, setup.boot_files.has_driver) {
+        (Arch::X86_64, true) => &["-device", "intel-iommu,caching-mode=on"],
+        _ => &["-device", "virtio-iommu-pci"],
+    });
     add(&["-chardev", &format!("socket,id=console,fd={CONSOLE}"), "-serial", "chardev:console"]);
     add(&["-device", "virtio-serial-pci"]);
     add(&["-chardev", &format!("socket,id=agent,fd={AGENT}")]);
