@@ -1,6 +1,6 @@
 //! Cables between the shards of a machine in different processes, on one host or several.
 //!
-//! Each shard listens at an address of its own and has one TLS connection with each other shard.
+//! Each shard listens at its address and has one TLS connection with each other shard.
 //! Both ends have a certificate that says which shard they are, signed by an authority that was
 //! created for the machine ([`hosts::init`]). [`Joining`] waits for all shards, before the process
 //! drops the right to open connections. Then a [`Mesh`] is the transport of its machine.

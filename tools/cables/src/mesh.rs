@@ -71,7 +71,7 @@ pub trait Receive: Send + Sync {
     /// Handles an event of a shard.
     fn event(&self, event: ShardEvent);
 
-    /// Serves a stream that a shard has opened. This must be done on a thread of its own; a stream
+    /// Serves a stream that a shard has opened. This needs a separate thread; a stream
     /// that is dropped is closed.
     fn visit(&self, _from: ShardId, _visit: Visit) {}
 }

@@ -419,7 +419,7 @@ pub struct ShardInfo {
     pub state: ShardState,
 }
 
-/// Whether a shard is present.
+/// The presence of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardState {

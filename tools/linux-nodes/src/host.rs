@@ -73,8 +73,7 @@ impl LinuxBackend for LinuxHost {
             // Nodes of other shards have no place in the Ethernet.
             let index = plan.linux().position(|(own, _)| own == id).filter(|_| has_lan);
             let line = self.command_line(plan, plan.coords(id), linux, index.map(lan::ip));
-            let clock = if *kvm { None } else { tofu_vmm::host_tsc_khz() };
-            (id, qemu::with_clock(line, clock))
+            (id, qemu::with_clock(line, qemu::clock(*kvm)))
         });
         LinuxFiles {
             kernel: &boot_files.kernel,

@@ -118,6 +118,11 @@ struct State {
 }
 
 impl State {
+    /// Returns true if the virtual machine that was asked for is not wanted any more.
+    fn is_cancelled(&self) -> bool {
+        self.stop || !self.start
+    }
+
     /// Returns true if no virtual machine is to be started any more, or another one.
     fn is_unwanted(&self) -> bool {
         self.stop || self.start || self.ended.is_some()
@@ -232,10 +237,7 @@ impl LinuxNode {
     /// Runs one virtual machine. Returns why it has ended.
     fn run(self: &Arc<Self>) -> anyhow::Result<String> {
         self.set(Phase::Waiting);
-        let cancelled = || {
-            let state = self.state();
-            state.stop || !state.start
-        };
+        let cancelled = || self.state().is_cancelled();
         let turn = Turn::take(&self.common, cancelled);
         let Some(started) = self.start()? else { return Ok("stopped".into()) };
         let (Running { monitor, ends: [console, agent], .. }, is_clone) = started;
@@ -287,7 +289,7 @@ impl LinuxNode {
         let template = self.template().inspect_err(|_| self.state().start = false)?;
         {
             let mut state = self.state();
-            if state.stop || !state.start {
+            if state.is_cancelled() {
                 return Ok(None);
             }
             state.start = false;
@@ -351,10 +353,7 @@ impl LinuxNode {
             qmp: self.setup.qmp.with_extension("template"),
             ..self.setup.clone()
         };
-        let is_stopped = || {
-            let state = self.state();
-            state.stop || !state.start
-        };
+        let is_stopped = || self.state().is_cancelled();
         let started = |killer: Option<Killer>| {
             let mut state = self.state();
             if killer.is_some() {
@@ -362,7 +361,7 @@ impl LinuxNode {
                 self.changed.notify_all();
             }
             state.killer = killer;
-            if state.stop || !state.start {
+            if state.is_cancelled() {
                 kill(&state, true);
             }
         };

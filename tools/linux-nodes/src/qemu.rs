@@ -89,8 +89,7 @@ pub(crate) fn start(
     let memory = memory(setup.memory, boot)?;
     passed.at(MEMORY, memory.try_clone()?);
     let qemu = passed.program(qemu, setup)?;
-    let clock = if setup.kvm { None } else { tofu_vmm::host_tsc_khz() };
-    let arguments = arguments(setup, boot, clock, &mut passed)?;
+    let arguments = arguments(setup, boot, clock(setup.kvm), &mut passed)?;
     let is_confined = passed.limits.is_some();
     let mut limits = passed.limits.unwrap_or_default();
     passed.mappings.iter().for_each(|mapping| limits.keep(mapping.child_fd));
@@ -225,12 +224,17 @@ fn device(socket: &Path, port: Option<&str>) -> Value {
 /// Returns the machine and memory options that a device needs, because a client shares its memory
 /// with the server.
 pub fn memory_arguments(memory: MemorySize, machine: &str) -> [String; 6] {
+    memory_of(memory, machine, "memory-backend-memfd")
+}
+
+/// The same for memory of a backend, which is QEMU's name for a kind and its own properties.
+fn memory_of(memory: MemorySize, machine: &str, backend: &str) -> [String; 6] {
     let bytes = memory.0;
     [
         "-machine".into(),
         format!("{machine},memory-backend=ram"),
         "-object".into(),
-        format!("memory-backend-memfd,id=ram,size={bytes},share=on"),
+        format!("{backend},id=ram,size={bytes},share=on"),
         "-m".into(),
         format!("{}K", bytes >> 10),
     ]
@@ -245,12 +249,8 @@ fn processor_arguments(setup: &VmSetup) -> Vec<OsString> {
         Arch::X86_64 => "q35,kernel-irqchip=split,graphics=off",
         Arch::Arm64 => "virt,gic-version=3",
     };
-    let memory = format!(
-        "memory-backend-file,id=ram,size={},share=on,mem-path=/proc/self/fd/{MEMORY}",
-        setup.memory.0
-    );
-    add(&["-machine", &format!("{machine},memory-backend=ram"), "-object", &memory]);
-    add(&["-m", &format!("{}K", setup.memory.0 >> 10)]);
+    let backend = format!("memory-backend-file,mem-path=/proc/self/fd/{MEMORY}");
+    add(&memory_of(setup.memory, machine, &backend).each_ref().map(String::as_str));
     match (arch, setup.kvm) {
         (Arch::X86_64, true) => add(&["-accel", "kvm", "-cpu", "host"]),
         // With ERMS, guests copy with `rep movsb`, which is emulated byte by byte.
@@ -336,6 +336,12 @@ fn arguments(
     args.extend(["-kernel".into(), passed.file(&boot_files.kernel)?.into()]);
     args.extend(["-initrd".into(), passed.file(&boot_files.initrd)?.into()]);
     Ok(args)
+}
+
+/// The frequency of the time stamp counter of an emulated processor, in kHz; `None` if it is not
+/// known, or the hardware runs the guest.
+pub(crate) fn clock(kvm: bool) -> Option<u32> {
+    if kvm { None } else { tofu_vmm::host_tsc_khz() }
 }
 
 /// Adds the frequency of the time stamp counter to the command line of the kernel of an emulated

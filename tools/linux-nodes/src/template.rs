@@ -9,11 +9,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use rustix::rand::{GetRandomFlags, getrandom};
-use tofu_agent::wire::Identity;
+use tofu_agent::wire::{Exec, Identity, Program};
 use tofu_image::{Cache, Phase, Progress, Qemu, Template, TemplateKey};
 use tofu_sandbox::Role;
 use tofu_supervisor::agent::Agent;
 use tofu_supervisor::console::Console;
+use tofu_supervisor::programs::must_run;
 use tofu_sync::lock;
 
 use crate::monitor::{End, Killer, Monitor, MonitorKind, NotReady, Running};
@@ -27,6 +28,12 @@ pub(crate) const WORD: &str = "tofu.template";
 const PREPARE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; \
                        dd if=/dev/zero of=/dev/shm/zeros bs=1M count=256 2>/dev/null; \
                        rm -f /dev/shm/zeros";
+/// The program that does it.
+fn prepare() -> Exec {
+    let args = ["sh", "-c", PREPARE].map(str::to_owned).into();
+    Exec { program: Program::Named, args, env: Vec::new(), stdin: false }
+}
+
 /// The interval at which a booting template is checked.
 const OFTEN: Duration = Duration::from_millis(20);
 
@@ -150,8 +157,7 @@ impl Maker<'_> {
             });
             let end = self.wait(&monitor, &ready);
             let saved = match end {
-                Ok(None) => programs
-                    .run(&["sh", "-c", PREPARE])
+                Ok(None) => must_run(&programs, prepare(), &[])
                     .context("preparing a template")
                     .and_then(|()| qemu::save(&self.setup)),
                 _ => Err(anyhow::anyhow!("no template")),
@@ -208,7 +214,7 @@ pub(crate) fn identity(setup: &VmSetup) -> Identity {
     let _ = getrandom(&mut seed, GetRandomFlags::empty());
     Identity {
         host: setup.name.clone(),
-        command_line: qemu::with_clock(setup.command_line.clone(), tofu_vmm::host_tsc_khz()),
+        command_line: qemu::with_clock(setup.command_line.clone(), qemu::clock(setup.kvm)),
         time_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
         seed,
     }

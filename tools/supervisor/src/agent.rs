@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_agent::wire::{
-    Exec, FrameReader, FromGuest, FromProgram, Identity, MAX_PROGRAMS, Output, Program, Status,
-    ToGuest, ToProgram, VERSION, WINDOW, WireError, encode,
+    Exec, FrameReader, FromGuest, FromProgram, Identity, MAX_PROGRAMS, Output, Status, ToGuest,
+    ToProgram, VERSION, WINDOW, WireError, encode,
 };
 use tofu_control::SILENCE;
 use tofu_sync::queue::{Receiver, RecvTimeoutError, Sender, WhenFull, queue};
@@ -235,27 +235,6 @@ impl Agent {
         let (since, looked) = (Instant::now(), Instant::now());
         let messages = Messages { agent, id, queue, before, since, looked, silence };
         Ok(AgentProgram { handle, messages })
-    }
-}
-
-impl Agent {
-    /// Runs a program to its end, without input and output.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be run, or fails.
-    pub fn run(self: &Arc<Self>, args: &[&str]) -> anyhow::Result<()> {
-        let args = args.iter().map(|&word| word.to_owned()).collect();
-        let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
-        let (_handle, mut messages) = self.exec(exec, None)?.split();
-        loop {
-            match messages.next() {
-                Some(FromProgram::Ended(Status::Code(0))) => return Ok(()),
-                Some(FromProgram::Ended(status)) => bail!("a program failed: {status:?}"),
-                Some(_) => {}
-                None => bail!("the node has stopped"),
-            }
-        }
     }
 }
 

@@ -55,8 +55,12 @@ pub fn run(
     }
 }
 
-/// Runs a program and reports an error unless it succeeds.
-pub(crate) fn must_run(agent: &Arc<Agent>, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
+/// Runs a program to its end.
+///
+/// # Errors
+///
+/// Unless it succeeds, with what it wrote to its standard output and error.
+pub fn must_run(agent: &Arc<Agent>, exec: Exec, input: &[u8]) -> anyhow::Result<()> {
     let name = exec.args.join(" ");
     let mut errors = Vec::new();
     let status = run(agent, exec, input, |_, bytes| {

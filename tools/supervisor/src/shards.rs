@@ -186,7 +186,7 @@ struct Inbox {
     ended: Mutex<HashSet<ShardId>>,
     /// Shards that have gone.
     gone: Mutex<HashSet<ShardId>>,
-    /// Whether this shard has left.
+    /// True if this shard has left.
     left: Arc<AtomicBool>,
     visits: Sender<From>,
     /// True if the machine has been told to end.

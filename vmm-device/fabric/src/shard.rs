@@ -1,4 +1,4 @@
-//! A machine in shards, each of which is in a process of its own.
+//! A machine in shards, each of which is in a separate process.
 
 use std::fmt;
 

@@ -73,7 +73,7 @@ Examples:
   tofu hosts init --dir demo 127.0.0.1:7700 127.0.0.1:7701
       two shards on this host
   tofu hosts init node1:7700 node2:7700 node3:7700 node4:7700
-      four shards, each on a host of its own
+      four shards, one on each host
   tofu hosts init --slurm --dir /shared/demo
       a shard for each task of a Slurm job, in its batch script";
 
