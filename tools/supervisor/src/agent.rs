@@ -68,6 +68,8 @@ struct Link {
     session: u64,
     /// True if the guest has answered in this session.
     ready: bool,
+    /// True if the guest of this virtual machine, a clone, has assumed its identity.
+    identified: bool,
     /// The last time at which a guest has answered.
     since: Option<Instant>,
     next: u32,
@@ -96,7 +98,10 @@ impl Agent {
     ) {
         let out = stream.try_clone().map_err(anyhow::Error::from);
         match out.and_then(|out| Outlet::new(out, MOST_OUT, Duration::ZERO)) {
-            Ok(out) => lock(&self.link).out = Some(out),
+            Ok(out) => {
+                let mut link = lock(&self.link);
+                (link.out, link.identified) = (Some(out), false);
+            }
             Err(error) => return log::warn!("{name}: agent: {error:#}"),
         }
         self.forget_pings();
@@ -148,7 +153,7 @@ impl Agent {
                 if !link.welcome(version, session, name) {
                     return;
                 }
-                if let Some(clone) = clone {
+                if let Some(clone) = clone.filter(|_| !link.identified) {
                     return link.identify((clone.identity)(), name);
                 }
                 let is_news = link.begin();
@@ -158,7 +163,11 @@ impl Agent {
                 }
             }
             FromGuest::Identified(Ok(())) => {
-                if clone.is_some() && lock(&self.link).begin() {
+                let mut link = lock(&self.link);
+                link.identified = clone.is_some();
+                let is_news = link.identified && link.begin();
+                drop(link);
+                if is_news {
                     ready();
                 }
             }
@@ -636,6 +645,20 @@ mod tests {
         let reported = follow_clone(&identity, |agent, stream| {
             assert!(!lock(&agent.link).ready, "it has answered without an identity");
             answer(stream, Ok(()));
+            // An agent that starts again keeps it, and is ready as soon as it answers.
+            let mut there = stream;
+            there.write_all(&encode(&FromGuest::Awake).unwrap()).unwrap();
+            let Ok(Some(ToGuest::Hello { session, .. })) = FrameReader::new(stream).receive()
+            else {
+                panic!()
+            };
+            let welcome = FromGuest::Welcome { version: VERSION, session };
+            there.write_all(&encode(&welcome).unwrap()).unwrap();
+            let begin = Instant::now();
+            while !lock(&agent.link).ready {
+                assert!(begin.elapsed() < Duration::from_secs(30), "it is asked again");
+                thread::yield_now();
+            }
         });
         assert_eq!(reported, "ready");
         let reported = follow_clone(&identity, |agent, stream| {
