@@ -16,6 +16,7 @@ mod netboot;
 mod options;
 mod tnw;
 mod tool_output;
+mod trend;
 mod veth;
 
 use std::fmt;
@@ -25,7 +26,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
 use tofu_machine::{Generation, Links};
@@ -47,6 +48,8 @@ const SIZES: [u32; 11] =
 #[derive(Debug, Default, Serialize)]
 struct Report {
     host: Host,
+    /// The load average of one minute before and after the run.
+    load: [f64; 2],
     /// Puts between two devices of this process, by one thread.
     put: Vec<Put>,
     rate: Option<Rate>,
@@ -182,7 +185,7 @@ struct Skipped {
     why: String,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Host {
     processor: String,
     cores: usize,
@@ -256,7 +259,13 @@ struct MachineRun {
 pub fn run(args: &Options) -> anyhow::Result<u8> {
     let time = if args.quick { QUICK } else { FULL };
     let wanted = |part| args.only.is_none_or(|only| only == part);
-    let mut report = Report { host: host(), ..Report::default() };
+    let host = host();
+    let mut trend = match &args.trend {
+        Some(path) => Some(trend::Trend::open(path, &host, args.quick)?),
+        None => None,
+    };
+    let load = || linux::load().unwrap_or_default();
+    let mut report = Report { host, load: [load(), 0.0], ..Report::default() };
     let mut out = io::stdout();
     let mut say = |text: &dyn fmt::Display| match args.json {
         true => Ok(()),
@@ -307,6 +316,10 @@ pub fn run(args: &Options) -> anyhow::Result<u8> {
         say(&"\nThe kernel driver, against VFIO and tofu-net on the same device, and virtio-net")?;
         let measured = driver::measure(args.quick, args.utofu_perf.as_deref(), &mut say);
         report.driver = report.unless_skipped(args, "driver", measured, &mut say)?;
+    }
+    report.load[1] = load();
+    if let Some(trend) = &mut trend {
+        say(&trend.append(&report, args.quick)?)?;
     }
     if args.json {
         serde_json::to_writer_pretty(&mut out, &report)?;

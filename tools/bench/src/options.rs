@@ -17,6 +17,8 @@ pub struct Options {
     pub utofu_perf: Option<PathBuf>,
     /// Where a picture of the barriers' figures is written, as SVG.
     pub plot: Option<PathBuf>,
+    /// The file that the figures are appended to, and compared with the last ones of.
+    pub trend: Option<PathBuf>,
 }
 
 choices! {

@@ -34,16 +34,22 @@ pub(crate) struct BenchArgs {
     /// Write a picture of the barriers' figures to this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+
+    /// Append the figures to this file as a line of JSON, and show which ones changed by 10 % or
+    /// more since the last run of this kind on this host
+    #[arg(long, value_name = "FILE")]
+    trend: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   tofu bench                      everything, some minutes
   tofu bench --only put --quick   a first impression
-  tofu bench --json > host.json   for scripts";
+  tofu bench --json > host.json   for scripts
+  tofu bench --trend nights.json  tonight's figures, against the last night's";
 
 /// Runs `tofu bench` and returns the exit code.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<u8> {
-    let BenchArgs { only, quick, json, utofu_perf, plot } = args.clone();
-    tofu_bench::run(&Options { only, quick, json, utofu_perf, plot })
+    let BenchArgs { only, quick, json, utofu_perf, plot, trend } = args.clone();
+    tofu_bench::run(&Options { only, quick, json, utofu_perf, plot, trend })
 }
