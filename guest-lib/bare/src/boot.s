@@ -7,9 +7,13 @@
 .equ USER_SS,     0x28 | 3
 .equ USER_CS,     0x30 | 3
 .equ TSS,         0x38
-.equ LAPIC_EOI,   0xfee000b0
+.equ LAPIC,       0xfee00000
 .equ LAPIC_SVR,   0xfee000f0
-.equ LAPIC_COUNT, 0xfee00380
+# The local APIC once more, at an address that fits into an instruction, so that a register is
+# written by one instruction. There is no memory at this address in any machine.
+.equ LOW_PAGE,    0xa0
+.equ LOW_EOI,     0xa00b0
+.equ LOW_COUNT,   0xa0380
 # Where the machine monitor puts what an image finds: see `loader`.
 .equ START_GDT,   0x500
 .equ START_IDT,   0x520
@@ -157,21 +161,21 @@ irq_stubs:
 .rept 208
     .p2align 5
     inc qword ptr [irq_counts + 8 * vector]
-    jmp irq
+    mov dword ptr [LOW_EOI], 0
+    test byte ptr [rsp + 8], 3
+    jz wait_over
+    iretq
     .set vector, vector + 1
 .endr
+# An error if a stub is longer than IRQ_STUB_SIZE.
+.org irq_stubs + 208 * 32
 
-irq:
-    push rax
-    mov eax, LAPIC_EOI
-    mov dword ptr [rax], 0
-    pop rax
-    # Between `sti` and `hlt` of a wait: without the processor's interrupt shadow
-    # (an emulator may lack it) `hlt` would sleep through what it waits for.
-    cmp dword ptr [rsp], offset wait_halt
-    je 1f
-    iretq
-1:  inc dword ptr [rsp]
+# Ring 0 takes interrupts in a wait only, which is over then. So its frame is the one to return
+# from, and the interrupt's own is dropped. That needs no second return, and holds as well between
+# `sti` and `hlt`, where a processor without the interrupt shadow (an emulator may lack it) would
+# sleep through what it waits for.
+wait_over:
+    lea rsp, [ring0_stack_top - 40]
     iretq
 
 .p2align 4
@@ -195,7 +199,6 @@ service_wait:
     cmp [rdi], rsi
     jne 1f
     sti
-wait_halt:
     hlt
 1:  iretq
 
@@ -203,8 +206,7 @@ wait_halt:
 .p2align 4
 .global service_wait_timer
 service_wait_timer:
-    mov eax, LAPIC_COUNT
-    mov [rax], edx
+    mov [LOW_COUNT], edx
     jmp service_wait
 
 # Write rcx bytes from rsi to port dx.
@@ -312,7 +314,11 @@ first_pages:
     .quad 0
     .set page, 1
     .rept 511
+    .if page == LOW_PAGE
+    .quad LAPIC + SMALL + UNCACHED
+    .else
     .quad page * 0x1000 + SMALL
+    .endif
     .set page, page + 1
     .endr
 
