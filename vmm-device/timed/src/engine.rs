@@ -40,6 +40,8 @@ pub struct EventEngine {
     epoch: AtomicU64,
     /// When the last packet arrived.
     arrival: AtomicU64,
+    /// The number of events that have happened at each node.
+    events: Vec<AtomicU64>,
     interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
 }
 
@@ -84,6 +86,7 @@ impl EventEngine {
                 now: AtomicU64::new(0),
                 epoch: AtomicU64::new(0),
                 arrival: AtomicU64::new(0),
+                events: shape.iter().map(|_| AtomicU64::new(0)).collect(),
                 interrupt,
             }
         }))
@@ -147,7 +150,20 @@ impl EventEngine {
         self.step_until(Ps::MAX)
     }
 
-    fn step_until(&self, limit: Ps) -> bool {
+    /// The number of events that have happened at a node. Its memory, registers and interrupts are
+    /// as they were while this is the same, unless its own process changes them.
+    pub fn events_at(&self, node: NodeId) -> u64 {
+        self.events.get(node.index()).map_or(0, |events| events.load(SeqCst))
+    }
+
+    fn happens_at(&self, node: NodeId) {
+        if let Some(events) = self.events.get(node.index()) {
+            events.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Executes the next event if it is due until `limit`. Returns false if there is none.
+    pub fn step_until(&self, limit: Ps) -> bool {
         let due = {
             let mut state = self.state();
             let (now, due) = state.next(limit);
@@ -157,11 +173,13 @@ impl EventEngine {
         let Some(due) = due else { return false };
         match due {
             Due::Doorbell(node, tni, bell) => {
+                self.happens_at(node);
                 if self.nodes[node.index()].run_queue(tni, bell, &mut Wire { engine: self }) {
                     self.state().push(self.now(), due);
                 }
             }
             Due::Room(interface) => {
+                self.happens_at(NodeId((interface / TNIS) as u32));
                 self.nodes[interface / TNIS].room(TniId::ALL[interface % TNIS]);
             }
             Due::Arrive(index) => {
@@ -170,7 +188,10 @@ impl EventEngine {
                     self.arrive(packet, lost);
                 }
             }
-            Due::Expire(node) => self.nodes[node.index()].expire(self.now() / 1000),
+            Due::Expire(node) => {
+                self.happens_at(node);
+                self.nodes[node.index()].expire(self.now() / 1000);
+            }
         }
         true
     }
@@ -182,6 +203,7 @@ impl EventEngine {
             return;
         }
         let Some(node) = self.shape.node_id(packet.dst) else { return };
+        self.happens_at(node);
         let arrived = self.now() - self.timing.deliver(&packet.body);
         packet.model_ps = arrived.saturating_sub(self.epoch.load(SeqCst));
         self.arrival.store(self.now(), SeqCst);
@@ -191,10 +213,12 @@ impl EventEngine {
     /// Reports the loss of a packet to the router that lost it, and to the node that sent it.
     fn lose(&self, packet: &Packet<Body>, (node, port, reason): Loss) {
         if let Some(icc) = self.icc(node) {
+            self.happens_at(node);
             icc.router_event(port, reason);
         }
         if let Some(source) = self.shape.node_id(packet.src) {
             let now_ns = self.now() / 1000;
+            self.happens_at(source);
             self.nodes[source.index()].undeliverable(packet, discard_rcode(reason), now_ns);
         }
     }

@@ -8,9 +8,14 @@
 //!
 //! Apart from the network, a command keeps busy the interface's command engine, the bus to memory,
 //! and the interface's sending side, where TLPs wait for the network.
+//!
+//! Programs that run as threads of this process keep modelled time by [`Turns`]: one runs at a
+//! time, the one that is behind all others.
 #![forbid(unsafe_code)]
 
 mod engine;
 mod state;
+mod turns;
 
 pub use engine::{EventEngine, Interrupt};
+pub use turns::{Stuck, Turn, Turns};

@@ -1,48 +1,18 @@
 //! The event engine as those who keep the clocks of nodes use it.
 
+mod common;
+
 use std::sync::{Arc, Mutex};
 
-use tofu_abi::topology::{NodeId, Shape};
-use tofu_abi::{CqId, Doorbell, Generation, TniId};
-use tofu_driver::{Device, PacketConfig, PacketTarget, Packets};
+use common::TNI;
+use tofu_abi::topology::NodeId;
+use tofu_abi::{CqId, Doorbell};
+use tofu_driver::{PacketTarget, Packets};
 use tofu_fabric::Ps;
-use tofu_icc::Icc;
-use tofu_inproc::{Arena, Backend, InProcess, Interrupts};
-use tofu_netmodel::Arbiter;
+use tofu_inproc::InProcess;
 use tofu_timed::{EventEngine, Interrupt};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-const TNI: TniId = TniId::ALL[0];
 const NODES: [NodeId; 2] = [NodeId(0), NodeId(1)];
-/// The time for which an idle driver waits between two looks.
-const IDLE_PS: Ps = 1_000_000;
-
-struct Node(Arc<EventEngine>, NodeId);
-
-impl Node {
-    fn icc(&self) -> &Icc {
-        self.0.icc(self.1).expect("a node of the machine")
-    }
-}
-
-impl Backend for Node {
-    fn bar_read(&self, offset: u64, data: &mut [u8]) {
-        self.icc().bar_read(offset, data);
-    }
-
-    fn bar_write(&self, offset: u64, data: &[u8]) {
-        self.icc().bar_write(offset, data);
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.0.now() / 1000
-    }
-
-    fn pump(&self) -> bool {
-        self.0.run_until(self.0.now() + IDLE_PS);
-        true
-    }
-}
 
 /// Two neighbours, their packet queues, and the interrupts that they have sent.
 struct Machine {
@@ -53,29 +23,13 @@ struct Machine {
 }
 
 fn machine() -> Machine {
-    let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
-    let range = (GuestAddress(0x1000), 4 << 20);
-    let memories = NODES.map(|_| GuestMemoryMmap::<()>::from_ranges(&[range]).unwrap());
     let sent = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&sent);
-    let engine = EventEngine::new(
-        Generation::Fugaku,
-        shape,
-        Arbiter::InTurn,
-        memories.iter().map(|memory| Arc::new(memory.clone()) as _),
-        Box::new(move |interrupt| log.lock().unwrap().push(interrupt)),
-    );
-    let engine = engine.unwrap();
-    let ends = NODES.map(|node| {
-        let backend = Node(Arc::clone(&engine), node);
-        backend.icc().set_bus_master(true);
-        let arena = Arena::new(memories[node.index()].clone()).unwrap();
-        let platform = InProcess::new(Arc::new(backend), arena, Arc::new(Interrupts::default()));
-        let device = Device::probe(platform).unwrap();
-        Packets::open(&device, &PacketConfig::new(TNI)).unwrap()
-    });
-    let [from, to] = [0, 1].map(|node: u32| shape.coords(NodeId(node)).unwrap());
-    Machine { engine, ends, to: PacketTarget::straight(from, to, TNI), sent }
+    let interrupt = move |interrupt| log.lock().unwrap().push(interrupt);
+    let machine = common::machine("1x1x1x2x1x1", Box::new(interrupt));
+    let to = machine.to(0, 1);
+    let Ok(ends) = machine.ends.try_into() else { panic!("two ends") };
+    Machine { engine: machine.engine, ends, to, sent }
 }
 
 /// Sends packets to a node that sleeps, and runs the machine in such quanta. Returns the

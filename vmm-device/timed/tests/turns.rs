@@ -1,0 +1,155 @@
+//! Programs that take turns: what they find depends on modelled time alone.
+
+mod common;
+
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use common::machine;
+use proptest::prelude::*;
+use tofu_abi::topology::NodeId;
+use tofu_fabric::Ps;
+use tofu_timed::{Stuck, Turn, Turns};
+
+/// What a program does: it computes for so long, then sends a packet to the node so many ahead, or
+/// looks for one at intervals, for a time.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Compute(Ps),
+    Send(u32),
+    Look(Ps, Ps),
+}
+
+/// A turn: its program, the time, and the bytes of the packet that was found.
+type Seen = (usize, Ps, Option<Vec<u8>>);
+
+/// Runs these programs, the threads of which pause for the host's times in between.
+fn run(programs: &[Vec<Step>], pauses: &[u64]) -> (Vec<Seen>, Ps) {
+    let mut machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
+    let start = machine.engine.now();
+    let nodes: Vec<_> = (0..programs.len() as u32).map(NodeId).collect();
+    let targets = |from: u32| (0..6).map(|to| machine.to(from, to)).collect::<Vec<_>>();
+    let targets: Vec<_> = (0..6).map(targets).collect();
+    let turns = Turns::start(&machine.engine, &nodes);
+    let log = Mutex::new(Vec::new());
+    thread::scope(|s| {
+        let ends = machine.ends.iter_mut();
+        for ((turn, end), (program, targets)) in
+            turns.into_iter().zip(ends).zip(programs.iter().zip(targets))
+        {
+            let log = &log;
+            s.spawn(move || {
+                let pause = |i: usize| match pauses.get((i + turn.program()) % 7) {
+                    Some(0) | None => thread::yield_now(),
+                    Some(us) => thread::sleep(Duration::from_micros(*us)),
+                };
+                pause(0);
+                turn.begin().unwrap();
+                for (i, step) in program.iter().enumerate() {
+                    pause(i);
+                    let mut found = None;
+                    let at = match *step {
+                        Step::Compute(ps) => turn.spend(ps).unwrap(),
+                        Step::Send(ahead) => {
+                            let to = (turn.program() as u32 + ahead) % 6;
+                            let data = [turn.program() as u8, i as u8];
+                            let _ = end.send(&targets[to as usize], &[&data], 0);
+                            turn.spend(100_000).unwrap()
+                        }
+                        Step::Look(every, longest) => {
+                            let until = turn.spend(0).unwrap() + longest;
+                            let mut buf = [0; 64];
+                            loop {
+                                if let Some(packet) = end.recv(&mut buf) {
+                                    found = Some(buf[..packet.len].to_vec());
+                                    break turn.spend(0).unwrap();
+                                }
+                                let at = turn.look(every, until).unwrap();
+                                if at >= until {
+                                    break at;
+                                }
+                            }
+                        }
+                    };
+                    log.lock().unwrap().push((turn.program(), at - start, found));
+                }
+            });
+        }
+    });
+    (log.into_inner().unwrap(), machine.engine.now() - start)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..2_000_000u64).prop_map(Step::Compute),
+        (1..6u32).prop_map(Step::Send),
+        (1..50_000u64, 0..3_000_000u64).prop_map(|(every, longest)| Step::Look(every, longest)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Turns come in the order of time, and neither they nor what is found depends on the host.
+    #[test]
+    fn every_interleaving_has_one_trace(
+        programs in prop::collection::vec(prop::collection::vec(step(), 1..12), 2..6),
+        pauses in prop::collection::vec(0..300u64, 7),
+    ) {
+        let (seen, end) = run(&programs, &[]);
+        prop_assert!(seen.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{seen:?}");
+        prop_assert_eq!(run(&programs, &pauses), (seen, end));
+    }
+}
+
+#[test]
+fn looks_find_a_packet_at_the_first_one_after_it() {
+    let every = 7_000;
+    let programs = [vec![Step::Send(1)], vec![Step::Look(every, 1 << 40)]];
+    let (seen, _) = run(&programs, &[]);
+    let [(0, 100_000, None), (1, found, Some(data))] = &seen[..] else { panic!("{seen:?}") };
+    assert_eq!((found % every, &data[..]), (0, &[0, 0][..]));
+    // With looks ten times as often, it is found where it has come.
+    let finer = [vec![Step::Send(1)], vec![Step::Look(every / 10, 1 << 40)]];
+    let (seen, _) = run(&finer, &[]);
+    assert!((found - every..=*found).contains(&seen[1].1), "{found} {seen:?}");
+}
+
+#[test]
+fn programs_that_wait_for_each_other_are_named() {
+    let machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
+    let turns = Turns::start(&machine.engine, &[NodeId(0), NodeId(1), NodeId(2)]);
+    let wait = |turn: &Turn| loop {
+        if let Err(stuck) = turn.look(1000, Ps::MAX) {
+            break stuck;
+        }
+    };
+    let [a, b, c]: [Turn; 3] = turns.try_into().unwrap();
+    thread::scope(|s| {
+        let ended = s.spawn(|| drop(b));
+        let stuck = [a, c].map(|turn| {
+            s.spawn(move || {
+                turn.begin().unwrap();
+                wait(&turn)
+            })
+        });
+        ended.join().unwrap();
+        let stuck = stuck.map(|thread| thread.join().unwrap());
+        assert_eq!(stuck, [0, 1].map(|_| Stuck::Waiting(vec![0, 2])));
+        assert_eq!(stuck[0].to_string(), "nothing is in flight, and programs 0, 2 wait");
+    });
+}
+
+#[test]
+fn program_that_panics_stops_the_others() {
+    let machine = machine("1x1x1x2x1x1", Box::new(|_| {}));
+    let turns = Turns::start(&machine.engine, &[NodeId(0), NodeId(1)]);
+    let [a, b]: [Turn; 2] = turns.try_into().unwrap();
+    let panics = thread::spawn(move || {
+        a.begin().unwrap();
+        panic!("on purpose");
+    });
+    assert!(panics.join().is_err());
+    assert_eq!(b.begin(), Err(Stuck::Gone(0)));
+}
