@@ -2,9 +2,17 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::baseline;
+
+/// The host of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Host {
+    pub(crate) processor: String,
+    pub(crate) cores: usize,
+    pub(crate) virtualisation: String,
+}
 
 /// A latency between two threads or guests.
 #[derive(Debug, Serialize)]

@@ -26,14 +26,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tofu_abi::desc::MAX_MESSAGE;
 use tofu_inproc::Pair;
 use tofu_machine::{Generation, Links};
 use tofu_spec::MachineSpec;
 use tofu_spec::units::{Doorbell, GuestArgs};
 
-use crate::figures::{Latency, latency, quantiles};
+use crate::figures::{Host, Latency, latency, quantiles};
 use crate::machine::{PATIENCE, run_machine, up};
 pub use options::{BenchPart, Options};
 
@@ -158,6 +158,38 @@ impl Report {
         Ok(())
     }
 
+    /// Parts that need Linux nodes.
+    fn measure_nodes(&mut self, args: &Options, say: &mut linux::Say<'_>) -> anyhow::Result<()> {
+        let wanted = |part| args.only.is_none_or(|only| only == part);
+        if wanted(BenchPart::Clones) {
+            say(&"\nLinux nodes until they are ready: clones, against nodes that boot")?;
+            let measured = clones::measure(args.quick, say);
+            self.clones = self.unless_skipped(args, "clones", measured, say)?;
+        }
+        if wanted(BenchPart::Linux) {
+            say(
+                &"\nFrom Linux to Linux, against an Ethernet and soft RoCE between the same guests",
+            )?;
+            let measured = linux::measure(args.quick, say);
+            self.linux = self.unless_skipped(args, "linux", measured, say)?;
+        }
+        if wanted(BenchPart::Arm64) {
+            say(&"\nLinux nodes with Fugaku's processor, against x86 ones")?;
+            let measured = arm64::measure(args.quick, say);
+            self.arm64 = self.unless_skipped(args, "arm64", measured, say)?;
+        }
+        if wanted(BenchPart::Ip) {
+            say(&"\nIP between two nodes, against virtio-net on a bridge, and stacks on veth")?;
+            self.ip = Some(ip::measure(args.quick, say)?);
+        }
+        if wanted(BenchPart::Driver) {
+            say(&"\nThe kernel driver, against VFIO, tofu-net and virtio-net")?;
+            let measured = driver::measure(args.quick, args.utofu_perf.as_deref(), say);
+            self.driver = self.unless_skipped(args, "driver", measured, say)?;
+        }
+        Ok(())
+    }
+
     /// Records why a part could not be measured, or returns the error if no other part was asked
     /// for.
     fn unless_skipped<T>(
@@ -183,13 +215,6 @@ impl Report {
 struct Skipped {
     part: String,
     why: String,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Host {
-    processor: String,
-    cores: usize,
-    virtualisation: String,
 }
 
 /// A Put compared with a memory copy of the same size between the same buffers.
@@ -293,33 +318,11 @@ pub fn run(args: &Options) -> anyhow::Result<u8> {
     if wanted(BenchPart::Boot) {
         report.measure_machines(args.quick, &mut say)?;
     }
-    if wanted(BenchPart::Clones) {
-        say(&"\nLinux nodes until they are ready: clones, against nodes that boot")?;
-        let measured = clones::measure(args.quick, &mut say);
-        report.clones = report.unless_skipped(args, "clones", measured, &mut say)?;
-    }
-    if wanted(BenchPart::Linux) {
-        say(&"\nFrom Linux to Linux, against an Ethernet and soft RoCE between the same guests")?;
-        let measured = linux::measure(args.quick, &mut say);
-        report.linux = report.unless_skipped(args, "linux", measured, &mut say)?;
-    }
-    if wanted(BenchPart::Arm64) {
-        say(&"\nLinux nodes with Fugaku's processor, against x86 ones")?;
-        let measured = arm64::measure(args.quick, &mut say);
-        report.arm64 = report.unless_skipped(args, "arm64", measured, &mut say)?;
-    }
-    if wanted(BenchPart::Ip) {
-        say(&"\nIP between two nodes, against virtio-net on a bridge, and stacks on a veth pair")?;
-        report.ip = Some(ip::measure(args.quick, &mut say)?);
-    }
-    if wanted(BenchPart::Driver) {
-        say(&"\nThe kernel driver, against VFIO and tofu-net on the same device, and virtio-net")?;
-        let measured = driver::measure(args.quick, args.utofu_perf.as_deref(), &mut say);
-        report.driver = report.unless_skipped(args, "driver", measured, &mut say)?;
-    }
+    report.measure_nodes(args, &mut say)?;
     report.load[1] = load();
     if let Some(trend) = &mut trend {
-        say(&trend.append(&report, args.quick)?)?;
+        let figures = serde_json::to_value(&report)?;
+        say(&trend.append(&figures, report.host.clone(), report.load, args.quick)?)?;
     }
     if args.json {
         serde_json::to_writer_pretty(&mut out, &report)?;

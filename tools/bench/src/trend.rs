@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Host, Report};
+use crate::figures::Host;
 
 /// Numbers that say what was measured, and are no figures.
 const NAMING: [&str; 5] = ["at_once", "bytes", "cores", "nodes", "size"];
@@ -73,14 +73,17 @@ impl Trend {
         Ok(Self { path: path.to_owned(), file, before })
     }
 
-    /// Appends a run, and returns its changes since the one before.
-    pub(crate) fn append(&mut self, report: &Report, quick: bool) -> anyhow::Result<Changes> {
+    /// Appends a run with this report, and returns its changes since the one before.
+    pub(crate) fn append(
+        &mut self,
+        report: &Value,
+        host: Host,
+        load: [f64; 2],
+        quick: bool,
+    ) -> anyhow::Result<Changes> {
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        let figures = figures(&serde_json::to_value(report)?);
-        let time = time.as_secs();
-        let run =
-            Run { time, version, host: report.host.clone(), quick, load: report.load, figures };
+        let (time, version) = (time.as_secs(), env!("CARGO_PKG_VERSION").to_owned());
+        let run = Run { time, version, host, quick, load, figures: figures(report) };
         // In one piece, so that runs that end at once do not mix their lines.
         let line = format!("{}\n", serde_json::to_string(&run)?);
         self.file.write_all(line.as_bytes()).with_context(|| self.path.display().to_string())?;
@@ -198,19 +201,11 @@ mod tests {
         Host { processor: "one".into(), cores, virtualisation: "none".into() }
     }
 
-    fn report(ns: u64, us: f64) -> Report {
-        let put = crate::Put {
-            bytes: 8,
-            p50_ns: ns,
-            p99_ns: 100,
-            memcpy_p50_ns: 10,
-            memcpy_p99_ns: 10,
-            gigabytes_per_s: 1.0,
-            ratio: 1.0,
-        };
-        let latency =
-            crate::Latency { what: "bare".into(), bytes: 8, min_us: 1.0, p50_us: us, p99_us: 9.0 };
-        Report { host: host(2), put: vec![put], bare: vec![latency], ..Report::default() }
+    fn report(ns: u64, us: f64) -> Value {
+        json!({
+            "put": [{"bytes": 8, "p50_ns": ns, "p99_ns": 100}],
+            "bare": [{"what": "bare", "bytes": 8, "min_us": 1.0, "p50_us": us}],
+        })
     }
 
     #[test]
@@ -231,17 +226,16 @@ mod tests {
     fn change_since_last_run_of_same_kind_is_shown() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trend");
-        let run = |of: &Report, quick: bool| {
-            let mut trend = Trend::open(&path, &of.host, quick).unwrap();
-            trend.append(of, quick).unwrap()
+        let run = |of: &Value, cores: usize, quick: bool| {
+            let mut trend = Trend::open(&path, &host(cores), quick).unwrap();
+            trend.append(of, host(cores), [0.0; 2], quick).unwrap()
         };
-        assert_eq!(run(&report(500, 4.0), false).before, None);
-        assert_eq!(run(&report(900, 9.0), true).before, None, "that run was not as brief");
-        let elsewhere = Report { host: host(64), ..report(100, 1.0) };
-        assert_eq!(run(&elsewhere, false).before, None, "that run was on another host");
-        let changes = run(&report(520, 6.0), false);
+        assert_eq!(run(&report(500, 4.0), 2, false).before, None);
+        assert_eq!(run(&report(900, 9.0), 2, true).before, None, "that run was not as brief");
+        assert_eq!(run(&report(100, 1.0), 64, false).before, None, "that was another host");
+        let changes = run(&report(520, 6.0), 2, false);
         let row = ("bare bytes=8 bare p50_us".to_owned(), 4.0, 6.0);
-        assert_eq!(changes, Changes { before: Some([0.0; 2]), common: 9, rows: vec![row] });
+        assert_eq!(changes, Changes { before: Some([0.0; 2]), common: 4, rows: vec![row] });
         assert!(changes.to_string().contains("x 1.50"), "{changes}");
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 4);
     }
