@@ -120,6 +120,7 @@ pub struct DriverProvider<P: Platform, M, C = Unshared> {
     mrq_size: u8,
     gpid: u64,
     subnet: Subnet,
+    direct: bool,
 }
 
 impl<P: Platform, M> DriverProvider<P, M> {
@@ -127,7 +128,7 @@ impl<P: Platform, M> DriverProvider<P, M> {
     /// receive queues of size code `mrq_size` (0 to 5). `memory` maps what is registered.
     pub fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
         let claims = Unshared::new(device.generation());
-        Self { device, memory, claims, mrq_size, gpid, subnet: Subnet::default() }
+        Self { device, memory, claims, mrq_size, gpid, subnet: Subnet::default(), direct: false }
     }
 
     /// Confines the processes to a subnet.
@@ -136,10 +137,18 @@ impl<P: Platform, M> DriverProvider<P, M> {
         Self { subnet, ..self }
     }
 
+    /// Hands commands to the device by direct descriptors where it is ready for one, which spares
+    /// it a read of memory. A processor stores them in one burst; on an emulated device each store
+    /// may be an exit, so queues are the default.
+    #[must_use]
+    pub fn with_direct_descriptors(self) -> Self {
+        Self { direct: true, ..self }
+    }
+
     /// Shares the device with other processes by `claims`.
     pub fn with_claims<C>(self, claims: C) -> DriverProvider<P, M, C> {
-        let Self { device, memory, claims: _, mrq_size, gpid, subnet } = self;
-        DriverProvider { device, memory, claims, mrq_size, gpid, subnet }
+        let Self { device, memory, claims: _, mrq_size, gpid, subnet, direct } = self;
+        DriverProvider { device, memory, claims, mrq_size, gpid, subnet, direct }
     }
 }
 
@@ -179,8 +188,8 @@ impl<P: Platform, M: MapUser<P>, C: ClaimQueue> Provider for DriverProvider<P, M
         let cq = Cq::open(&self.device, &config).map_err(open_error)?;
         let memory = self.memory.clone();
         let registered = BTreeMap::new();
-        let idle = IdlePolls::default();
-        Ok(DriverQueue { cq, memory, registered, idle, is_lost: false, _claim: claim })
+        let (idle, direct) = (IdlePolls::default(), self.direct);
+        Ok(DriverQueue { cq, memory, registered, idle, is_lost: false, direct, _claim: claim })
     }
 
     fn generation(&self) -> Generation {
@@ -457,6 +466,8 @@ pub struct DriverQueue<P: Platform, M: MapUser<P>, C = ()> {
     registered: BTreeMap<u32, (Stag, M::Mapping)>,
     idle: IdlePolls,
     is_lost: bool,
+    /// True if commands go by direct descriptors, which need no doorbell.
+    direct: bool,
     // Last, when the queue is not used any more.
     _claim: C,
 }
@@ -494,12 +505,18 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
     #[inline]
     fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full> {
         let order = Order::raw(descriptors);
-        if delayed { self.cq.post_delayed(&order, 0) } else { self.cq.post(&order, 0) }
+        match (delayed, self.direct) {
+            (true, _) => self.cq.post_delayed(&order, 0),
+            (false, true) => self.cq.post_direct(&order, 0),
+            (false, false) => self.cq.post(&order, 0),
+        }
     }
 
     #[inline]
     fn ring(&mut self) {
-        self.cq.doorbell();
+        if !self.direct {
+            self.cq.doorbell();
+        }
     }
 
     #[inline]

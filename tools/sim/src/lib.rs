@@ -1,9 +1,10 @@
 //! `tofu sim`: networks and devices in modelled time, without guests.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 #[cfg(test)]
 mod independent;
 mod machine;
+mod measured;
 mod papers;
 mod plot;
 mod scenario;
@@ -21,7 +22,7 @@ use plot::Curves;
 /// Options of `tofu sim`.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// `papers`, a scenario file, or the name of a scenario.
+    /// `papers`, `measured`, a scenario file, or the name of a scenario.
     pub what: String,
     /// True if there are as many messages as the papers have.
     pub full: bool,
@@ -31,6 +32,8 @@ pub struct Options {
     pub threads: u32,
     /// Where the curves are written, as SVG.
     pub svg: Option<PathBuf>,
+    /// The time of an instruction of a program in nanoseconds, if not that of an A64FX.
+    pub ns_per_instruction: Option<f64>,
 }
 
 /// Runs `tofu sim` and returns the exit code.
@@ -39,10 +42,20 @@ pub struct Options {
 ///
 /// If `args` names nothing that exists, a result cannot be written, or a model fails.
 pub fn run(args: &Options) -> anyhow::Result<u8> {
-    if args.what == "papers" {
+    if args.what == "papers" && args.ns_per_instruction.is_none() {
         let report = papers::Report::measure(papers::Extent::new(args.full))?;
         return args.print(&report, report.curves(), &report.text());
     }
+    if args.what == "measured" {
+        ensure!(!args.full, "--full is for papers");
+        let speed = args.ns_per_instruction.unwrap_or(measured::NS_PER_INSTRUCTION);
+        let report = measured::Report::measure(speed)?;
+        return args.print(&report, report.curves(), &report.text());
+    }
+    ensure!(
+        args.ns_per_instruction.is_none(),
+        "--ns-per-instruction is for measured: nothing else runs programs"
+    );
     ensure!(!args.full, "--full is for papers: a scenario says how many messages there are");
     let text = scenario::text_of(&args.what)?;
     if tnw::scenario::is_of_tnw(&text) {

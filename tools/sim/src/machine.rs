@@ -1,9 +1,10 @@
 //! Devices in modelled time, driven by the real driver.
 //!
 //! The process at a node is the code that calls the driver: it takes no time, and sees data as soon
-//! as it is in memory.
+//! as it is in memory. Programs that take turns say what time they take.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use anyhow::Context;
 use tofu_abi::Coords;
@@ -13,7 +14,7 @@ use tofu_icc::Icc;
 use tofu_inproc::{Arena, Backend, InProcess, Interrupts};
 use tofu_machine::Generation;
 use tofu_netmodel::Arbiter;
-use tofu_timed::EventEngine;
+use tofu_timed::{EventEngine, Turn, Turns};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 /// Memory of a node starts here, so that address 0 is not memory.
@@ -41,6 +42,8 @@ pub(crate) struct Model {
     engine: Arc<EventEngine>,
     shape: Shape,
     devices: Vec<Device<InProcess>>,
+    /// True while programs take turns, which let time pass instead of a driver that waits.
+    in_turns: Arc<AtomicBool>,
 }
 
 impl Model {
@@ -58,9 +61,14 @@ impl Model {
             memories.iter().map(|memory| Arc::new(memory.clone()) as _),
             Box::new(move |interrupt| fired[interrupt.node.index()].fire(interrupt.vector)),
         )?;
+        let in_turns = Arc::new(AtomicBool::new(false));
         let ends = memories.into_iter().zip(interrupts);
         let devices = (0..).map(NodeId).zip(ends).map(|(node, (memory, interrupts))| {
-            let backend = Arc::new(NodeBackend { engine: Arc::clone(&engine), node });
+            let backend = Arc::new(NodeBackend {
+                engine: Arc::clone(&engine),
+                node,
+                in_turns: Arc::clone(&in_turns),
+            });
             backend.icc().set_bus_master(true);
             let arena = Arena::new(memory).context("memory of a node")?;
             let device = Device::probe(InProcess::new(backend, arena, interrupts))?;
@@ -70,7 +78,7 @@ impl Model {
             Ok(device)
         });
         let devices = devices.collect::<anyhow::Result<_>>()?;
-        Ok(Self { engine, shape, devices })
+        Ok(Self { engine, shape, devices, in_turns })
     }
 
     /// Returns the modelled time, in picoseconds.
@@ -100,6 +108,20 @@ impl Model {
         self.engine.last_arrival()
     }
 
+    /// Runs `run` with the turns of programs on these nodes.
+    pub(crate) fn in_turns<T>(
+        &self,
+        nodes: impl IntoIterator<Item = Coords>,
+        run: impl FnOnce(Vec<Turn>) -> T,
+    ) -> anyhow::Result<T> {
+        let id = |coords| self.shape.node_id(coords).context("a node of a model");
+        let nodes = nodes.into_iter().map(id).collect::<anyhow::Result<Vec<_>>>()?;
+        self.in_turns.store(true, SeqCst);
+        let result = run(Turns::start(&self.engine, &nodes));
+        self.in_turns.store(false, SeqCst);
+        Ok(result)
+    }
+
     /// Executes the next event. Returns false if there is none.
     pub(crate) fn step(&self) -> bool {
         self.engine.step()
@@ -125,6 +147,7 @@ impl Model {
 struct NodeBackend {
     engine: Arc<EventEngine>,
     node: NodeId,
+    in_turns: Arc<AtomicBool>,
 }
 
 impl NodeBackend {
@@ -147,6 +170,9 @@ impl Backend for NodeBackend {
     }
 
     fn pump(&self) -> bool {
+        if self.in_turns.load(SeqCst) {
+            return false;
+        }
         if !self.engine.step() {
             self.engine.run_until(self.engine.now() + IDLE_PS);
         }

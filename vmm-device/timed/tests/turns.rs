@@ -12,7 +12,7 @@ use tofu_abi::topology::NodeId;
 use tofu_fabric::Ps;
 use tofu_timed::{Stuck, Turn, Turns};
 
-/// What a program does: it computes for so long, then sends a packet to the node so many ahead, or
+/// A program's step: it computes for so long, sends a packet to the node so many ahead, or
 /// looks for one at intervals, for a time.
 #[derive(Clone, Copy, Debug)]
 enum Step {

@@ -50,6 +50,15 @@ impl Arena {
         Some(Self(Arc::new(Inner { memory, base, free: Mutex::new(free) })))
     }
 
+    /// Address for the device of `len` bytes of this process at `addr`; `None` if they are not all
+    /// in the region.
+    pub fn device_addr(&self, addr: usize, len: usize) -> Option<u64> {
+        let region = self.0.region();
+        let offset = addr.checked_sub(region.as_ptr() as usize)? as u64;
+        let end = offset.checked_add(len as u64)?;
+        (end <= region.len()).then_some(self.0.base + offset)
+    }
+
     /// Allocates zeroed memory.
     ///
     /// # Errors
@@ -128,6 +137,19 @@ mod tests {
         let again = arena.alloc(100, 4096).unwrap();
         assert_eq!(again.device_addr(), addr, "the hole is used again");
         assert_eq!(again.load_u64(0, Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn addresses_of_the_process_are_found_inside_only() {
+        let arena = arena(4096);
+        let piece = arena.alloc(64, 8).unwrap();
+        let addr = piece.memory().ptr_guard().as_ptr() as usize;
+        let first = addr - (piece.device_addr() - 0x1000) as usize;
+        assert_eq!(arena.device_addr(addr, 64), Some(piece.device_addr()));
+        assert_eq!(arena.device_addr(first, 4096), Some(0x1000));
+        for (addr, len) in [(first, 4097), (first - 1, 8), (first + 4096, 1), (0, usize::MAX)] {
+            assert_eq!(arena.device_addr(addr, len), None, "{addr:#x} {len}");
+        }
     }
 
     #[test]
