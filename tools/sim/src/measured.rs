@@ -27,7 +27,7 @@ const TOLERANCE: f64 = 0.15;
 /// A value that was measured.
 #[derive(Debug, Serialize)]
 struct Measured {
-    /// What was done, as its source says.
+    /// The program, as its source calls it.
     what: &'static str,
     /// With which parameter.
     with: &'static str,

@@ -114,7 +114,7 @@ fn micros(ps: Ps) -> f64 {
     ps as f64 / 1e6
 }
 
-/// What the first program does by itself; the other one only has the memory.
+/// Rounds of the first program by itself; the other one only has the memory.
 fn alone(
     rank: &mut Rank,
     parts: f64,

@@ -53,7 +53,7 @@ impl Software {
     }
 }
 
-/// What other programs know of one: its queues, and its buffer in each.
+/// A program as the others know it: its queues, and its buffer in each.
 #[derive(Clone, Debug)]
 struct Peer {
     queues: Vec<(VcqId, Stadd)>,
