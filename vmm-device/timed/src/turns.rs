@@ -186,6 +186,37 @@ impl Turn {
         })
     }
 
+    /// Goes on at a time, or at once if that has passed: where the program has got to by itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Turn::begin`].
+    pub fn reach(&self, at: Ps) -> Result<Ps, Stuck> {
+        self.wish(|program, _| {
+            program.at = program.at.max(at);
+            Wish::Turn
+        })
+    }
+
+    /// The time until which a program that has the turn may run by itself, for instance as the
+    /// guest of a VM whose instructions are counted: before that nothing happens at its node, other
+    /// than by its own accesses to the device. There, or where it accesses the device, it must
+    /// [reach](Turn::reach) its time. [`Ps::MAX`] if nothing will ever happen by itself.
+    pub fn horizon(&self) -> Ps {
+        let state = lock(&self.turns.state);
+        let engine = &self.turns.engine;
+        let lookahead = engine.lookahead();
+        let own = engine.next(state.programs[self.program].node);
+        let others = state.programs.iter().zip(0..).filter(|(_, other)| *other != self.program);
+        // Another program can act at its next turn. If it sleeps, what wakes it is in flight.
+        let others = others.filter_map(|(other, _)| match other.wish {
+            Wish::Ended => None,
+            _ => [other.next(), engine.next(other.node)].into_iter().flatten().min(),
+        });
+        let acts = others.min().map(|at| at.saturating_add(lookahead));
+        [own, acts].into_iter().flatten().min().unwrap_or(Ps::MAX)
+    }
+
     /// Does what a loop does that looks at the node's memory and finds nothing, every `every`
     /// picoseconds (at least 1): returns at its first look after anything has happened at the node,
     /// or `until` has passed.

@@ -116,6 +116,50 @@ fn looks_find_a_packet_at_the_first_one_after_it() {
     assert!((found - every..=*found).contains(&seen[1].1), "{found} {seen:?}");
 }
 
+/// A guest that is stopped at each horizon, and nowhere else, sees what comes when it comes.
+#[test]
+fn guests_that_run_to_horizons_miss_nothing() {
+    const PACKETS: u8 = 20;
+    let arrivals = |by_horizon: bool| {
+        let mut machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
+        let start = machine.engine.now();
+        let to = machine.to(0, 4);
+        let turns = Turns::start(&machine.engine, &[NodeId(0), NodeId(4)]);
+        let [sends, receives]: [Turn; 2] = turns.try_into().unwrap();
+        let [from, _, _, _, end, _] = &mut machine.ends[..] else { panic!("six nodes") };
+        thread::scope(|s| {
+            s.spawn(|| {
+                sends.begin().unwrap();
+                for i in 0..PACKETS {
+                    from.send(&to, &[&[i; 100]], 0).unwrap();
+                    sends.spend(Ps::from(i) * 77_777).unwrap();
+                }
+                drop(sends);
+            });
+            let mut at = receives.begin().unwrap();
+            let (mut found, mut stops) = (Vec::new(), 0);
+            loop {
+                while end.recv(&mut [0; 2048]).is_some() {
+                    found.push(at - start);
+                }
+                if found.len() == usize::from(PACKETS) {
+                    drop(receives);
+                    break (found, stops);
+                }
+                at = match by_horizon {
+                    true => receives.reach(receives.horizon()).unwrap(),
+                    false => receives.look(1, Ps::MAX).unwrap(),
+                };
+                stops += 1;
+            }
+        })
+    };
+    let (exact, looks) = arrivals(false);
+    let (found, stops) = arrivals(true);
+    assert_eq!(found, exact);
+    assert!(stops < 1000, "{stops} stops, {looks} looks");
+}
+
 #[test]
 fn programs_that_wait_for_each_other_are_named() {
     let machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
