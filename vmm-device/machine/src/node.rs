@@ -6,13 +6,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-use tofu_abi::irq::vector;
 use tofu_abi::regs::{CqReg, NUM_TNI};
-use tofu_abi::{Coords, CqId, Doorbell, Generation, TniId, pci};
+use tofu_abi::{Coords, CqId, Doorbell, TniId, pci};
 use tofu_fabric::{Fabric, NodeId, Port, PortCounters, XbCounters};
 use tofu_icc::{Config, DmaMemory, Event, Host, Icc, SharedPages, Subject};
 use tofu_inspect::{Inspect, Said, Tree, Visit};
-use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
+use tofu_pci::{Endpoint, EndpointDevice};
 use tofu_sync::lock;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -161,7 +160,7 @@ impl Node {
             machine,
             inbox,
             recorder,
-            endpoint: endpoint(config.generation, coords)?,
+            endpoint: tofu_pci::controller(config.generation, coords)?,
             pages: pages.clone(),
             backend,
             events: Mutex::new(HashMap::new()),
@@ -300,28 +299,6 @@ fn links(tree: &mut Tree<'_>, fabric: &Fabric, node: Coords) {
 
 fn bell_index(tni: TniId, bell: Doorbell) -> usize {
     tni.index() * Doorbell::COUNT + usize::from(bell.number())
-}
-
-fn endpoint(generation: Generation, coords: Coords) -> Result<Endpoint, Error> {
-    let device = generation.description().device_id;
-    let identity = Identity {
-        vendor: pci::VENDOR_ID,
-        device,
-        class: pci::CLASS_CODE,
-        revision: pci::REVISION,
-        subsystem_vendor: pci::VENDOR_ID,
-        subsystem: device,
-    };
-    let registers = Bar::memory64(tofu_abi::regs::BAR0_SIZE).prefetchable();
-    Ok(Endpoint::new(identity, LinkSpeed::Gen3)
-        .with_bar(pci::REGISTER_BAR, registers)?
-        .with_msix(pci::MSIX_BAR, vector::COUNT)?
-        .with_serial_number(serial_number(coords)))
-}
-
-/// The serial number tells nodes apart in a PCI listing: their coordinates.
-pub(crate) fn serial_number(coords: Coords) -> u64 {
-    coords.to_array().iter().fold(0, |n, &c| n << 8 | u64::from(c))
 }
 
 impl NodeHost {

@@ -8,12 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use tofu_abi::tnw::{
-    Channel, Link, REGISTER_BAR, REGISTER_BAR_SIZE, WINDOW_BAR, WINDOW_BAR_SIZE, WINDOW_SIZE,
-    vector, window,
-};
+use tofu_abi::tnw::{Channel, Link, WINDOW_SIZE, window};
 use tofu_abi::topology::Axis;
-use tofu_abi::{Coords, Path, TniId, pci};
+use tofu_abi::{Coords, Path, TniId};
 use tofu_dma::DmaMemory;
 use tofu_fabric::{
     Carrier, Class, Deliver, DiscardReason, NodeId, Packet, Port, Progress, Ps, Shape, ShardId,
@@ -21,7 +18,7 @@ use tofu_fabric::{
 };
 use tofu_inspect::{Inspect, Visit};
 use tofu_links::Parameters;
-use tofu_pci::{Bar, Endpoint, EndpointDevice, Identity, LinkSpeed};
+use tofu_pci::{Endpoint, EndpointDevice};
 use tofu_tnw_device::{Config, Host, MAX_RUN, Net, Nwp, SharedWindows, Unit};
 
 use crate::cables::{Incoming, Refused};
@@ -226,7 +223,7 @@ impl Torus {
                 id,
                 shared: Arc::downgrade(&self.shared),
                 inbox,
-                endpoint: endpoint(coords)?,
+                endpoint: tofu_pci::network_processor(coords)?,
                 queued: Queued::new(),
                 windows: windows.clone(),
                 backend,
@@ -509,26 +506,11 @@ impl EndpointDevice for TorusNode {
     }
 }
 
-fn endpoint(coords: Coords) -> Result<Endpoint, Error> {
-    let identity = Identity {
-        vendor: pci::VENDOR_ID,
-        device: pci::DEVICE_TNW,
-        class: pci::CLASS_CODE,
-        revision: pci::REVISION,
-        subsystem_vendor: pci::VENDOR_ID,
-        subsystem: pci::DEVICE_TNW,
-    };
-    // Gen2 (section 1).
-    Ok(Endpoint::new(identity, LinkSpeed::Gen2)
-        .with_bar(REGISTER_BAR, Bar::memory64(REGISTER_BAR_SIZE))?
-        .with_msix(pci::MSIX_BAR, vector::COUNT)?
-        .with_bar(WINDOW_BAR, Bar::memory64(WINDOW_BAR_SIZE).prefetchable())?
-        .with_serial_number(crate::node::serial_number(coords)))
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use tofu_abi::pci;
+    use tofu_abi::tnw::{REGISTER_BAR, REGISTER_BAR_SIZE, WINDOW_BAR, WINDOW_BAR_SIZE};
     use tofu_pci::PciFunction;
     use vm_memory::{GuestAddress, GuestMemoryMmap};
 

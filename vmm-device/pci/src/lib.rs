@@ -21,6 +21,7 @@ mod endpoint;
 mod function;
 mod inspect;
 mod msix;
+mod nodes;
 pub mod testing;
 
 pub use config::{CONFIG_SPACE_SIZE, ConfigSpace, regs};
@@ -28,3 +29,4 @@ pub use device::EndpointDevice;
 pub use endpoint::{Bar, BarKind, Changes, Endpoint, Error, Identity, LinkSpeed};
 pub use function::{BAR_COUNT, BarInfo, BarRange, PciFunction, size_bars};
 pub use msix::{MAX_VECTORS, MsiSink, MsixTable};
+pub use nodes::{controller, network_processor};

@@ -31,6 +31,7 @@ pub struct Interrupt {
 /// Any thread may call it, but the results are the same in each run only if the calls are in the
 /// same order.
 pub struct EventEngine {
+    generation: Generation,
     shape: Shape,
     timing: CommandTiming,
     nodes: Vec<Arc<Icc>>,
@@ -79,6 +80,7 @@ impl EventEngine {
                 Arc::new(Icc::new(Config::of(generation, coords), Arc::new(host), memory))
             });
             Self {
+                generation,
                 shape,
                 timing,
                 nodes: nodes.collect(),
@@ -94,6 +96,11 @@ impl EventEngine {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// The generation of its devices.
+    pub const fn generation(&self) -> Generation {
+        self.generation
     }
 
     /// The time that the machine has reached.

@@ -14,8 +14,10 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+mod function;
 mod state;
 mod turns;
 
 pub use engine::{EventEngine, Interrupt};
+pub use function::Function;
 pub use turns::{Stuck, Turn, Turns};

@@ -1,4 +1,4 @@
-//! The device that is served: that of a node, of Tofu or of TNW.
+//! The device that is served: that of a node, of Tofu or of TNW, or one in modelled time.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use tofu_abi::Coords;
 use tofu_abi::tnw::{MAX_STORE, WINDOW_BAR};
 use tofu_machine::{Doorbells, Node, TorusNode};
 use tofu_pci::{Endpoint, EndpointDevice, PciFunction};
+use tofu_timed::Function;
 
 /// The longest access that a bus cuts no further, in bytes: that of a register.
 const WORD: usize = 8;
@@ -16,6 +17,8 @@ pub(crate) enum Device {
     Tofu(Arc<Node>),
     /// A network processor of TNW. It has no doorbells and no pages, and one client at a time.
     Tnw(Arc<TorusNode>),
+    /// A controller of Tofu in modelled time, all of whose accesses are messages.
+    Timed(Arc<Function>),
 }
 
 impl Device {
@@ -24,6 +27,7 @@ impl Device {
         match self {
             Self::Tofu(node) => &**node,
             Self::Tnw(node) => &**node,
+            Self::Timed(function) => &**function,
         }
     }
 
@@ -32,6 +36,7 @@ impl Device {
         match self {
             Self::Tofu(node) => node.endpoint(),
             Self::Tnw(node) => EndpointDevice::endpoint(&**node),
+            Self::Timed(function) => function.endpoint(),
         }
     }
 
@@ -40,14 +45,15 @@ impl Device {
         match self {
             Self::Tofu(node) => node.coords(),
             Self::Tnw(node) => node.coords(),
+            Self::Timed(function) => function.coords(),
         }
     }
 
-    /// The node, if it is one of Tofu.
+    /// The node, if it is one of Tofu on the host's clock.
     pub(crate) fn tofu(&self) -> Option<&Arc<Node>> {
         match self {
             Self::Tofu(node) => Some(node),
-            Self::Tnw(_) => None,
+            Self::Tnw(_) | Self::Timed(_) => None,
         }
     }
 

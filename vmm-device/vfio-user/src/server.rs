@@ -24,6 +24,7 @@ use tofu_icc::DmaMemory;
 use tofu_machine::{DoorbellBackend, Doorbells, Machine, Node, NodeParts, Torus, TorusParts};
 use tofu_pci::{CONFIG_SPACE_SIZE, MsiSink, MsixTable, PciFunction, regs};
 use tofu_sync::lock;
+use tofu_timed::Function;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -162,6 +163,13 @@ impl Server {
         Ok(Self::alone(Device::Tnw(node), memory, windows.map(Mappable::Windows)))
     }
 
+    /// Makes a server for a node in modelled time, whose device reaches this memory. Its doorbells
+    /// are messages, and so are all other accesses. They happen when they come: who serves a guest
+    /// lets it send one when it is the guest's turn.
+    pub fn in_modelled_time(function: Arc<Function>, memory: Arc<ClientMemory>) -> Self {
+        Self::alone(Device::Timed(function), memory, None)
+    }
+
     /// A server whose client has the device for itself, and its interrupts.
     fn alone(device: Device, memory: Arc<ClientMemory>, mappable: Option<Mappable>) -> Self {
         let count = device.endpoint().msix().map_or(0, MsixTable::len);
@@ -225,7 +233,7 @@ impl Server {
         told.into_iter().for_each(|told| told(attached));
     }
 
-    /// The node that is served; `None` if it is one of TNW.
+    /// The node that is served; `None` if it is one of TNW, or in modelled time.
     pub fn node(&self) -> Option<&Arc<Node>> {
         self.device.tofu()
     }
