@@ -714,9 +714,11 @@ impl<P: Platform> Link<P> {
         true
     }
 
-    /// Returns true if there may be something to receive.
+    /// Returns true if there may be something to receive. A packet that had to wait for a frame
+    /// when [`Link::recv`] was called last does not count: it is tried again by the next call.
     pub fn is_ready(&self) -> bool {
-        self.core.has_reply() || self.packets.is_ready() || self.packets.has_fetched()
+        let packet = self.packets.is_ready() && !self.fetches.is_holding();
+        packet || self.core.has_reply() || self.packets.has_fetched()
     }
 
     /// Returns true if nothing in flight needs [`Link::flush`] from time to time.
@@ -730,6 +732,8 @@ impl<P: Platform> Link<P> {
         let start = self.packets.device().platform().now_ns();
         loop {
             self.flush();
+            // Whether the next packet may overtake depends on the time.
+            self.next_waits();
             if self.is_ready() {
                 return true;
             }

@@ -157,7 +157,9 @@ impl Pump {
         let time = if time.is_zero() {
             time
         } else {
-            if link.packets().prepare_sleep() || link.is_ready() {
+            // A packet that waits for a frame is there already, and nothing announces the frame.
+            link.packets().prepare_sleep();
+            if link.is_ready() {
                 Duration::ZERO
             } else if link.is_fetching() {
                 CRAMPED.min(time)

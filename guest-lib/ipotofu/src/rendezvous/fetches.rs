@@ -48,8 +48,11 @@ pub struct Fetches<S: Storage, H: Debug = ()> {
     owed: S::Places<Option<Owed>>,
     /// Number of nodes in `owed`.
     owed_count: usize,
-    /// When the next packet began to wait for frames, in nanoseconds.
+    /// When the next packet began to wait for frames, or the last of them was fetched meanwhile,
+    /// in nanoseconds.
     held_ns: Option<u64>,
+    /// True if packets no longer wait, until the next frame was fetched.
+    given_up: bool,
 }
 
 impl<S: Storage, H: Debug> Fetches<S, H> {
@@ -68,6 +71,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
             owed: S::places(OWED_NODES, || None)?,
             owed_count: 0,
             held_ns: None,
+            given_up: false,
         })
     }
 
@@ -78,6 +82,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         (self.first, self.count) = (0, 0);
         (self.under_way, self.owed_count) = (0, 0);
         self.held_ns = None;
+        self.given_up = false;
     }
 
     /// Returns true if any frame is being fetched.
@@ -95,13 +100,18 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
     /// overtake frames of its origin that are being fetched. `next` returns the node that the
     /// packet comes from, and whether that is its origin, see
     /// [`is_from_origin`](super::is_from_origin).
+    ///
+    /// The time begins again with each frame that was fetched: on a busy host each of them may take
+    /// long. Once it is over, no packet waits until another frame was fetched, so that a frame
+    /// that never comes holds up one packet only.
     pub fn hold(
         &mut self,
         next: impl FnOnce() -> Option<(Coords, bool)>,
         now_ns: impl FnOnce() -> u64,
     ) -> Option<u64> {
         let next = if self.are_under_way() { next() } else { None };
-        if !next.is_some_and(|(from, direct)| direct && self.are_under_way_from(from)) {
+        let waits = |(from, direct)| direct && self.are_under_way_from(from);
+        if self.given_up || !next.is_some_and(waits) {
             self.held_ns = None;
             return None;
         }
@@ -110,6 +120,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         let left_ns = OVERTAKE_NS.saturating_sub(now_ns.saturating_sub(since_ns));
         if left_ns == 0 {
             self.held_ns = None;
+            self.given_up = true;
             return None;
         }
         Some(left_ns)
@@ -216,6 +227,8 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
     fn take(&mut self, slot: usize) -> Option<(Request, H)> {
         let taken = self.slots.get_mut(slot)?.take()?;
         self.under_way -= 1;
+        self.held_ns = None;
+        self.given_up = false;
         self.owe(taken.0.origin, taken.0.id);
         Some(taken)
     }
@@ -285,6 +298,37 @@ mod tests {
         assert!(fetches.answer_due(true).is_some());
         fetches.clear();
         assert_eq!(fetches.answer_due(true), None);
+    }
+
+    #[test]
+    fn packet_waits_while_frames_of_its_origin_come() {
+        let Ok(mut fetches) = Fetches::<Heap>::new();
+        let other = Coords::new(7, 0, 0, 0, 0, 0);
+        let hold = |fetches: &mut Fetches<Heap>, from, direct, now_ns| {
+            fetches.hold(|| Some((from, direct)), || now_ns)
+        };
+        assert_eq!(hold(&mut fetches, NODE, true, 1), None, "nothing is fetched");
+        let begin = |fetches: &mut Fetches<Heap>, id| {
+            assert!(fetches.add(request(id), ()));
+            fetches.begin().unwrap().0
+        };
+        let slots: Vec<_> = (0..3).map(|id| begin(&mut fetches, id)).collect();
+        assert_eq!(hold(&mut fetches, other, true, 1), None);
+        assert_eq!(hold(&mut fetches, NODE, false, 1), None, "it is relayed");
+        assert_eq!(hold(&mut fetches, NODE, true, 1), Some(OVERTAKE_NS));
+        assert!(fetches.is_holding());
+        assert_eq!(hold(&mut fetches, NODE, true, OVERTAKE_NS), Some(1));
+        // One of the frames comes, and the others have as much time again.
+        fetches.take(slots[0]);
+        assert_eq!(hold(&mut fetches, NODE, true, OVERTAKE_NS), Some(OVERTAKE_NS));
+        assert_eq!(hold(&mut fetches, NODE, true, 2 * OVERTAKE_NS), None);
+        assert!(!fetches.is_holding());
+        // What has not come in time does not hold up every packet.
+        assert_eq!(hold(&mut fetches, NODE, true, 2 * OVERTAKE_NS), None);
+        fetches.take(slots[1]);
+        assert_eq!(hold(&mut fetches, NODE, true, 2 * OVERTAKE_NS), Some(OVERTAKE_NS));
+        fetches.take(slots[2]);
+        assert_eq!(hold(&mut fetches, NODE, true, 2 * OVERTAKE_NS), None);
     }
 
     #[test]
