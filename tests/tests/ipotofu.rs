@@ -12,10 +12,10 @@ use tofu_driver::{
     Packets, Platform, Target,
 };
 use tofu_inproc::InProcess;
-use tofu_ipotofu::offload::Metadata;
-use tofu_ipotofu::rendezvous::MIN_FRAME;
+use tofu_ipotofu::offload::{HEAD, Metadata};
+use tofu_ipotofu::rendezvous::{MIN_FRAME, Message, REST_MAX, Request};
 use tofu_ipotofu::routes::route;
-use tofu_ipotofu::wire::WHOLE_MTU;
+use tofu_ipotofu::wire::{Capabilities, WHOLE_MTU};
 use tofu_ipotofu::{Config, Frame, Link, LinkError, addr};
 use tofu_machine::Machine;
 use tofu_tests::{Cluster, pattern};
@@ -46,7 +46,7 @@ fn frame(from: Coords, to: addr::Mac, len: usize, seed: u64) -> Vec<u8> {
 
 /// A frame with both of its parts.
 fn whole<D: DmaBuffer>(frame: &Frame<'_, D>) -> Vec<u8> {
-    let mut bytes = vec![0; 1 << 16];
+    let mut bytes = vec![0; 1 << 19];
     let len = frame.copy_to(&mut bytes);
     bytes.truncate(len);
     bytes
@@ -129,16 +129,22 @@ const FETCHING: usize = 16 << 20;
 
 /// Two links that fetch long frames from each other, each of which knows that of the other.
 fn fetching(cluster: &Cluster, text: &str) -> Vec<Node> {
-    fetching_by(cluster, text, [0, 1].map(|rank| cluster.device(rank).clone()))
+    fetching_by(cluster, text, [0, 1].map(|rank| cluster.device(rank).clone()), false)
 }
 
-/// The same with devices that the caller makes.
+/// The same, with the heads of the frames in the requests.
+fn splitting(cluster: &Cluster, text: &str) -> Vec<Node> {
+    fetching_by(cluster, text, [0, 1].map(|rank| cluster.device(rank).clone()), true)
+}
+
+/// The same with devices that the caller makes, splitting frames or not.
 fn fetching_by<P: Platform>(
     cluster: &Cluster,
     text: &str,
     devices: [Device<P>; 2],
+    split: bool,
 ) -> Vec<Link<P>> {
-    let config = Config { offload: true, rendezvous: true, ..config(text, 9000) };
+    let config = Config { offload: true, rendezvous: true, split, ..config(text, 9000) };
     let packets =
         PacketConfig { rx_buffers: 64, tx_buffers: 64, ..PacketConfig::new(TniId::ALL[0]) };
     let open = |device| Link::open(&device, config.clone(), &packets).unwrap();
@@ -208,31 +214,51 @@ fn long_frames_are_fetched_in_order() {
 
 #[test]
 fn fetched_frames_of_all_lengths_are_whole() {
-    let text = "1x1x1x2x1x1";
-    let cluster = Cluster::with_memory(text, FETCHING);
-    let mut nodes = fetching(&cluster, text);
+    for split in [false, true] {
+        let text = "1x1x1x2x1x1";
+        let cluster = Cluster::with_memory(text, FETCHING);
+        let devices = [0, 1].map(|rank| cluster.device(rank).clone());
+        all_lengths(&cluster, fetching_by(&cluster, text, devices, split));
+    }
+}
+
+fn all_lengths(cluster: &Cluster, mut nodes: Vec<Node>) {
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     let sent: Vec<_> =
         (8192..8208).chain(9007..=9014).map(|len| frame(from, to, len, len as u64)).collect();
     for sent in &sent {
         nodes[0].send_offloaded(&Metadata::default(), sent).unwrap();
-        let received = settle(&cluster, &mut nodes).remove(1);
+        let received = settle(cluster, &mut nodes).remove(1);
         assert!(received == [sent.clone()], "{} bytes", sent.len());
     }
     assert_eq!(nodes[1].counters().rendezvous_received, sent.len() as u64);
 }
 
-/// A platform that counts bytes which are copied from and to memory of the device.
+/// Numbers of bytes of memory of the device that are copied to or from it, and summed up.
+#[derive(Debug, Default)]
+struct Counts {
+    copied: AtomicUsize,
+    summed: AtomicUsize,
+}
+
+impl Counts {
+    /// Both numbers since the last call.
+    fn take(&self) -> [usize; 2] {
+        [&self.copied, &self.summed].map(|count| count.swap(0, Ordering::Relaxed))
+    }
+}
+
+/// A platform that counts bytes of memory of the device.
 #[derive(Clone, Debug)]
 struct Counting {
     device: Device<InProcess>,
-    copied: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
 }
 
 #[derive(Debug)]
 struct CountingBuffer {
     buffer: <InProcess as Platform>::Dma,
-    copied: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
 }
 
 impl Platform for Counting {
@@ -249,7 +275,7 @@ impl Platform for Counting {
     }
     fn alloc_dma(&self, size: usize, align: usize) -> Result<CountingBuffer, DmaError> {
         let buffer = self.device.platform().alloc_dma(size, align)?;
-        Ok(CountingBuffer { buffer, copied: Arc::clone(&self.copied) })
+        Ok(CountingBuffer { buffer, counts: Arc::clone(&self.counts) })
     }
     fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
         self.device.platform().irq_enable(vector)
@@ -291,28 +317,36 @@ impl DmaBuffer for CountingBuffer {
         self.buffer.store_u8(offset, value, order);
     }
     fn read(&self, offset: usize, buf: &mut [u8]) {
-        self.copied.fetch_add(buf.len(), Ordering::Relaxed);
+        self.counts.copied.fetch_add(buf.len(), Ordering::Relaxed);
         self.buffer.read(offset, buf);
     }
     fn each_word(&self, offset: usize, len: usize, each: impl FnMut(u64)) {
+        self.counts.summed.fetch_add(len, Ordering::Relaxed);
         self.buffer.each_word(offset, len, each);
     }
     fn write(&self, offset: usize, buf: &[u8]) {
-        self.copied.fetch_add(buf.len(), Ordering::Relaxed);
+        self.counts.copied.fetch_add(buf.len(), Ordering::Relaxed);
         self.buffer.write(offset, buf);
     }
 }
 
 #[test]
 fn placed_frame_is_not_copied_in_transit() {
+    for split in [false, true] {
+        place_and_count(split);
+    }
+}
+
+/// Sends frames of several lengths from their places, and counts.
+fn place_and_count(split: bool) {
     let text = "1x1x1x2x1x1";
     let cluster = Cluster::with_memory(text, FETCHING);
-    let copied = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let counts = [(); 2].map(|()| Arc::new(Counts::default()));
     let devices = [0, 1].map(|rank| {
-        let (device, copied) = (cluster.device(rank).clone(), Arc::clone(&copied[rank as usize]));
-        Device::probe(Counting { device, copied }).unwrap()
+        let (device, counts) = (cluster.device(rank).clone(), Arc::clone(&counts[rank as usize]));
+        Device::probe(Counting { device, counts }).unwrap()
     });
-    let mut nodes = fetching_by(&cluster, text, devices);
+    let mut nodes = fetching_by(&cluster, text, devices, split);
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     // All lengths of the last word, and the longest frame.
     for len in (20_000..20_008).chain([MIN_FRAME, MIN_FRAME + 1, 65527]) {
@@ -322,10 +356,10 @@ fn placed_frame_is_not_copied_in_transit() {
         let place = nodes[0].place().unwrap();
         {
             let (memory, range) = nodes[0].place_memory(&place).unwrap();
-            memory.buffer.write(range.start + MIN_FRAME, &sent[MIN_FRAME..]);
+            memory.buffer.write(range.start + HEAD, &sent[HEAD..]);
         }
-        copied.iter().for_each(|copied| copied.store(0, Ordering::Relaxed));
-        let is_sent = nodes[0].send_placed(&metadata, &sent[..MIN_FRAME], &place, len);
+        counts.iter().for_each(|counts| _ = counts.take());
+        let is_sent = nodes[0].send_placed(&metadata, &sent[..HEAD], &place, len);
         assert_eq!(is_sent, Ok(true), "{len} bytes");
         nodes[0].flush();
         let mut buf = vec![0; 1 << 16];
@@ -349,9 +383,11 @@ fn placed_frame_is_not_copied_in_transit() {
             }
         };
         assert!(got == sent, "{len} bytes");
-        let copied = copied.each_ref().map(|copied| copied.load(Ordering::Relaxed));
+        let counts = counts.each_ref().map(|counts| counts.take());
         // The first bytes on either side, and the request.
-        assert!(copied[0] < MIN_FRAME + 128 && copied[1] < 512, "{copied:?} of {len} bytes");
+        let summed = if split { 0 } else { len - HEAD };
+        let right = counts.iter().all(|[copied, sum]| *copied < 512 && *sum == summed);
+        assert!(right, "copied and summed {counts:?} of {len} bytes");
         settle_two(&cluster, &mut nodes);
     }
     assert_eq!(nodes[0].counters().rendezvous_sent, 11);
@@ -429,6 +465,98 @@ fn unfetchable_frames_are_skipped() {
         assert_eq!(settle(&cluster, &mut nodes)[b], [long]);
     }
     assert_eq!((nodes[0].counters().rendezvous_sent, nodes[1].counters().rendezvous_sent), (0, 0));
+}
+
+/// A node that comes late does not get a frame's head with the rest of another one, which no sum
+/// would reveal.
+#[test]
+fn late_node_does_not_fetch_what_replaced_a_frame() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::with_memory(text, FETCHING);
+    let mut nodes = splitting(&cluster, text);
+    let (from, to) = (nodes[0].coords(), nodes[1].mac());
+    let mut sent = (0..).map(|n| frame(from, to, 9014, n));
+    let nothing = Metadata::default();
+    // One that is in time, and then as many as one node gets at once, which are not.
+    nodes[0].send_offloaded(&nothing, &sent.next().unwrap()).unwrap();
+    assert_eq!(settle(&cluster, &mut nodes)[1].len(), 1);
+    let late = sent.by_ref().take_while(|sent| nodes[0].send_offloaded(&nothing, sent).is_ok());
+    assert_eq!(late.count(), 24);
+    nodes[0].flush();
+    cluster.pass(500_000_000);
+    // The requests have timed out, but are still there to be taken. Another frame is sent in place
+    // of one that they name, once there is no doubt of the node any more.
+    nodes[0].send_offloaded(&nothing, &sent.next().unwrap()).unwrap();
+    cluster.pass(1_100_000_000);
+    let hello = frame(nodes[1].coords(), nodes[0].mac(), 100, 7);
+    nodes[1].send(&hello).unwrap();
+    nodes[1].flush();
+    cluster.settle();
+    assert!(receive(&mut nodes[0]) == [hello]);
+    let mut others: Vec<_> = sent.by_ref().take(20).collect();
+    for sent in &others {
+        nodes[0].send_offloaded(&nothing, sent).unwrap();
+    }
+    let received = settle(&cluster, &mut nodes).remove(1);
+    others.retain(|sent| !received.contains(sent));
+    assert!(others.is_empty() && received.len() == 21, "{} frames", received.len());
+    let counters = nodes[1].counters();
+    assert_eq!((counters.rendezvous_failed, counters.rendezvous_received), (24, 21));
+    assert_eq!(nodes[0].counters().rendezvous_timed_out, 24);
+    // That the late frames could not be fetched is no reason to send no more requests.
+    for sent in sent.take(64) {
+        nodes[0].send_offloaded(&nothing, &sent).unwrap();
+        assert!(settle(&cluster, &mut nodes).remove(1) == [sent]);
+    }
+    assert_eq!(nodes[1].counters().rendezvous_received, 85);
+}
+
+/// The kernel driver sends such frames.
+#[test]
+fn rest_of_longest_frame_is_fetched() {
+    let text = "1x1x1x2x1x1";
+    let cluster = Cluster::with_memory(text, FETCHING);
+    let mut nodes = splitting(&cluster, text);
+    let (origin, to) = (nodes[0].coords(), nodes[1].mac());
+    drop(nodes.remove(0));
+    let mut packets = Packets::open(
+        cluster.device(0),
+        &PacketConfig {
+            share: REST_MAX,
+            gpid: Group::Kernel.gpid(),
+            ..PacketConfig::new(TniId::ALL[0])
+        },
+    )
+    .unwrap();
+    let metadata = Metadata { checksum: Some((14, 16)), ..Metadata::default() };
+    let says = Capabilities { offload: true, rendezvous: true, split: true, more_queues: 0 };
+    let shape: Shape = text.parse().unwrap();
+    let target = route(&shape, origin, nodes[0].coords(), TniId::ALL[0], 0).unwrap();
+    for (id, len) in [(1, REST_MAX), (2, 1), (3, REST_MAX)] {
+        let sent = frame(origin, to, HEAD + len, id);
+        packets.share().unwrap().write(0, &sent[HEAD..]);
+        let request = Request {
+            origin,
+            id: id as u32,
+            head: HEAD as u16,
+            len: len as u32,
+            sum: 0,
+            metadata: metadata.emit(),
+            place: packets.share_at(0).unwrap(),
+        };
+        let (header, body) = Message::Request(request).emit(origin, says);
+        packets.send(&target, &[&header, &body, &sent[..HEAD]], 0).unwrap();
+        cluster.settle();
+        let mut buf = vec![0; 2000];
+        let got = (0..10).find_map(|_| {
+            let got = nodes[0].recv_with(&mut buf, |said, frame| (*said, whole(&frame)));
+            cluster.settle();
+            got
+        });
+        let counters = nodes[0].counters();
+        assert!(got == Some((metadata, sent)), "{len} bytes, {counters:?}");
+        while packets.poll_sent().is_some() {}
+    }
 }
 
 #[test]
@@ -651,22 +779,32 @@ prop_compose! {
     /// A message that resembles those about frames to be fetched, from node 2 or in the name of
     /// node 0.
     fn hostile()(
-        kind in prop_oneof![Just(0x14u8), Just(0x15), Just(0x12), any::<u8>()],
+        kind in prop_oneof![Just(0x14u8), Just(0x15), Just(0x16), Just(0x12), any::<u8>()],
         flags in any::<u8>(),
         total in prop_oneof![Just(22u16), Just(9022), Just(u16::MAX), any::<u16>()],
         id in prop_oneof![Just(0u32), any::<u32>()],
         sum in prop_oneof![Just(u32::MAX), any::<u32>()],
         honest in any::<bool>(),
         body in any::<[u8; 16]>(),
+        rest in prop_oneof![Just(1u32), Just(1 << 18), any::<u32>()],
+        head in prop_oneof![Just(256u16), 0u16..600],
     ) -> Vec<u8> {
         let origin = addr::pack(Coords::new(if honest { 2 } else { 0 }, 0, 0, 0, 0, 0));
-        let length = if kind == 0x14 { 16u16 } else { 0 };
-        let total = if kind == 0x15 { 0 } else { total };
-        let sum = if kind == 0x15 { 0 } else { sum };
+        let length = match kind {
+            0x14 => 16u16,
+            0x16 => 20 + head,
+            _ => 0,
+        };
+        let total = if matches!(kind, 0x15 | 0x16) { 0 } else { total };
+        let sum = if matches!(kind, 0x15 | 0x16) { 0 } else { sum };
         let mut packet = vec![kind, flags];
         packet.extend([total, 0, length].iter().flat_map(|word| word.to_be_bytes()));
         packet.extend([id, sum, origin].iter().flat_map(|word| word.to_be_bytes()));
         packet.extend(body);
+        if kind == 0x16 {
+            packet.extend(rest.to_be_bytes());
+            packet.extend(vec![2; head.into()]);
+        }
         packet
     }
 }
@@ -679,10 +817,12 @@ proptest! {
     #[test]
     fn hostile_node_does_not_block_fetches(
         packets in proptest::collection::vec((hostile(), any::<bool>()), 1..60),
+        split in any::<bool>(),
     ) {
         let text = "3x1x1x1x1x1";
         let cluster = Cluster::with_memory(text, FETCHING);
-        let mut nodes = fetching(&cluster, text);
+        let devices = [0, 1].map(|rank| cluster.device(rank).clone());
+        let mut nodes = fetching_by(&cluster, text, devices, split);
         let (from, to) = (nodes[0].coords(), nodes[1].mac());
         let shape: Shape = text.parse().unwrap();
         let mut third = Packets::open(cluster.device(2), &PacketConfig {

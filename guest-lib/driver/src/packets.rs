@@ -73,6 +73,9 @@ impl PacketConfig {
     }
 }
 
+/// Number of steering tags: one for each kind of memory, and the others for
+/// [`Packets::renew_share`], which takes one after another.
+const STAGS: u32 = 64;
 /// Largest number of buffers in each direction.
 const MAX_BUFFERS: u16 = PacketQueues::MAX_BUFFERS;
 /// Size of the pages that hold the memory for Gets.
@@ -254,7 +257,7 @@ impl<P: Platform> Packets<P> {
         }
         let cq = config.cq.unwrap_or_else(|| device.description().kernel_cq());
         let cq_config = CqConfig {
-            stags: 2,
+            stags: STAGS,
             gpid: config.gpid,
             mode: CqsMode(0).with_system(true),
             interrupts: CqsIrqs::NONE,
@@ -504,6 +507,20 @@ impl<P: Platform> Packets<P> {
     /// The address of a byte of [`Packets::share`], as others pass it to [`Packets::fetch`].
     pub fn share_at(&self, offset: u64) -> Option<StagOffset> {
         self.share.filter(|stag| offset < stag.len()).map(|stag| stag.at(offset))
+    }
+
+    /// Gives the memory that others may read other addresses. From then on the former ones cannot
+    /// be read until this was called some sixty times more. False if the device does not release
+    /// the memory, or there is none: then it has no addresses any more.
+    #[must_use]
+    pub fn renew_share(&mut self) -> bool {
+        let (Some(cq), Some(stag)) = (self.cq.as_mut(), self.share.take()) else { return false };
+        if cq.unregister(stag).is_err() {
+            return false;
+        }
+        let memory = Arc::clone(&self.memory);
+        self.share = self.register(memory.share.as_ref(), Access::ReadOnly).unwrap_or_default();
+        self.share.is_some()
     }
 
     /// The memory that [`Packets::fetch`] writes to.

@@ -43,6 +43,9 @@ pub struct Config {
     /// True if this node fetches long frames of others, and lets nodes that do the same fetch its
     /// own, see [`crate::rendezvous`]. It needs [`Config::offload`].
     pub rendezvous: bool,
+    /// True if the head of such a frame goes with the request where the other node takes that, too:
+    /// then neither node sums the frame up. It needs [`Config::rendezvous`].
+    pub split: bool,
 }
 
 impl Config {
@@ -61,6 +64,7 @@ impl Config {
             offload: false,
             acknowledge: false,
             rendezvous: false,
+            split: false,
         }
     }
 
@@ -117,7 +121,8 @@ impl Core {
     pub fn new(mut config: Config, me: Coords, tni: TniId, now_ns: u64) -> Self {
         config.mtu = config.mtu.clamp(Config::MIN_MTU, Config::MAX_MTU);
         config.rendezvous &= config.offload;
-        let Config { shape, machine, offload, rendezvous, acknowledge, .. } = config;
+        config.split &= config.rendezvous;
+        let Config { shape, machine, offload, rendezvous, split, acknowledge, .. } = config;
         let limits = Limits {
             frame: config.max_frame(),
             offload,
@@ -125,7 +130,7 @@ impl Core {
             reassemblies: config.reassemblies,
         };
         let sending = Sending {
-            says: Capabilities { offload, rendezvous, ..Capabilities::NONE },
+            says: Capabilities { offload, rendezvous, split, ..Capabilities::NONE },
             max_frame: config.max_frame(),
             acknowledge,
             reports: true,
@@ -262,10 +267,18 @@ impl Core {
         }
     }
 
-    /// The node that may be requested to fetch a frame of `len` bytes that begins with `head`.
-    pub(crate) fn fetcher(&self, metadata: &Metadata, head: &[u8], len: usize) -> Option<Coords> {
-        let may = self.outbound.may_be_fetched(metadata, len, false);
-        may.then(|| self.destination(head).node()).flatten()
+    /// The node that may be requested to fetch a frame of `len` bytes that begins with `head`, and
+    /// whether the head goes with the request.
+    pub(crate) fn fetcher(
+        &self,
+        metadata: &Metadata,
+        head: &[u8],
+        len: usize,
+        now_ns: u64,
+    ) -> Option<(Coords, bool)> {
+        let node = self.destination(head).node()?;
+        let split = self.config.split && self.peers.get(node, now_ns).split;
+        self.outbound.may_be_fetched(metadata, len, split).then_some((node, split))
     }
 
     /// Processes a packet from node `from`, given as its header and the rest.

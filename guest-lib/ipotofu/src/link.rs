@@ -23,13 +23,15 @@ use crate::counters::Counters;
 use crate::frames::{Config, Core, SendError, Sides};
 use crate::health::Health;
 use crate::inbound::{Arrival, Event};
-use crate::offload::{BadMetadata, HEAD, MAX_HEADERS, Metadata};
+use crate::offload::{BadMetadata, HEAD, MAX_HEADERS, METADATA_SIZE, Metadata};
 use crate::outbound::{Ended, Offer, Outbound, PacketQueue, Purpose};
 use crate::ports::dead_links_met;
-use crate::rendezvous::{self, Fetches, Message, Rendezvous, Request, Requests, Room};
+use crate::rendezvous::{
+    self, Fetches, HEAD_MAX, MIN_FRAME, Message, REST_MAX, Rendezvous, Request, Requests, Room,
+};
 use crate::storage::Heap;
 use crate::tree;
-use crate::wire::{FRAGMENT_MAX, HEADER_SIZE, Words};
+use crate::wire::{FRAGMENT_MAX, HEADER_SIZE, Sum, Words};
 
 /// The time for which a wait polls for packets in flight before it sleeps, and the longest sleep
 /// while there are any, both in nanoseconds.
@@ -120,7 +122,7 @@ struct Out<'a, P: Platform> {
 
 impl<P: Platform> Rendezvous for Out<'_, P> {
     fn fetch(&mut self, slot: usize, request: &Request) -> bool {
-        let at = (slot * rendezvous::SLOT) as u64;
+        let at = (slot * FETCH_SLOT) as u64;
         let target = Target::new(request.origin, self.packets.tni());
         let way = (target, self.outbound.health().path(request.origin, self.now_ns));
         self.packets.fetch(way, request.place, at, request.len, slot as u16).is_ok()
@@ -130,6 +132,10 @@ impl<P: Platform> Rendezvous for Out<'_, P> {
         self.outbound.tell(self.packets, to, message, &[], self.now_ns);
     }
 }
+
+/// Number of slots for fetched frames, and their size: room for the rest of the longest frame.
+const FETCH_SLOTS: usize = 16;
+const FETCH_SLOT: usize = REST_MAX;
 
 /// The time for which a call polls for frames that are being fetched, and the longest sleep while
 /// there are any, both in nanoseconds.
@@ -144,8 +150,16 @@ enum Taken {
     Scratch(Metadata, usize, usize),
     /// In memory of its own.
     Apart(Metadata, Vec<u8>),
-    /// In this slot for fetched frames, up to this offset.
-    Fetched(Metadata, usize, usize),
+    /// Fetched, but for its head.
+    Fetched(Metadata, Fetched),
+}
+
+/// The place of a fetched frame.
+struct Fetched {
+    /// Number of its first bytes, in the link's own buffer.
+    head: usize,
+    /// The others, in the memory for fetched frames.
+    rest: Range<usize>,
 }
 
 /// The number of the next link.
@@ -188,11 +202,14 @@ pub struct Link<P: Platform> {
     core: Core,
     packets: Packets<P>,
     requests: Requests<Heap>,
-    fetches: Fetches<Heap>,
+    /// Each with the head of the frame, if that came with the request.
+    fetches: Fetches<Heap, Box<[u8]>>,
+    /// The requests that had timed out when others got the present address of the frames.
+    lapses: u32,
     /// Distinguishes links.
     id: u64,
     /// The first bytes of a fetched frame.
-    head: [u8; HEAD],
+    head: [u8; HEAD_MAX],
     scratch: Box<[u8]>,
     /// When the ports were last tested, and the time of the last flush, in nanoseconds.
     beat_ns: u64,
@@ -231,19 +248,20 @@ impl<P: Platform> Link<P> {
         // Only system packets. Other notices of the device are for other programs.
         let mut packets = PacketConfig { mask: PacketQueues::SYSTEM_ONLY, ..packets.clone() };
         if fetches {
-            let memory = rendezvous::SLOTS * rendezvous::SLOT;
+            let (share, fetch) = (rendezvous::SLOTS * rendezvous::SLOT, FETCH_SLOTS * FETCH_SLOT);
             let gpid = Group::Kernel.gpid();
-            packets = PacketConfig { share: memory, fetch: memory, gpid, ..packets };
+            packets = PacketConfig { share, fetch, gpid, ..packets };
         }
         let packets = Packets::open(device, &packets).map_err(LinkError::Open)?;
-        let (Ok(requests), Ok(fetches)) = (Requests::new(), Fetches::new());
+        let (Ok(requests), Ok(fetches)) = (Requests::new(), Fetches::with_slots(FETCH_SLOTS));
         Ok(Self {
             core,
             packets,
             requests,
             fetches,
+            lapses: 0,
             id: NEXT_LINK.fetch_add(1, Ordering::Relaxed),
-            head: [0; HEAD],
+            head: [0; HEAD_MAX],
             scratch: vec![0; FRAGMENT_MAX].into(),
             beat_ns: now_ns,
             now_ns,
@@ -327,9 +345,7 @@ impl<P: Platform> Link<P> {
     ///
     /// As [`Link::send`]. If there is only room for some of several frames, the others are lost.
     pub fn send_offloaded(&mut self, metadata: &Metadata, frame: &[u8]) -> Result<(), LinkError> {
-        if let Some(node) = self.core.fetcher(metadata, frame, frame.len())
-            && self.request(node, metadata, frame, frame.len(), None)?
-        {
+        if self.request(metadata, frame, frame.len(), None)? {
             return Ok(());
         }
         if metadata.is_empty() {
@@ -390,26 +406,44 @@ impl<P: Platform> Link<P> {
         let fits = fits && len <= rendezvous::SLOT && place.link == self.id;
         // The place may have been used in another way since.
         let fits = fits && self.requests.is_free(place.slot);
-        match self.core.fetcher(metadata, head, len) {
-            Some(node) if fits => self.request(node, metadata, head, len, Some(place.slot)),
-            _ => Ok(false),
-        }
+        if fits { self.request(metadata, head, len, Some(place.slot)) } else { Ok(false) }
     }
 
-    /// Requests a node to fetch a frame of `len` bytes that begins with `head`. The rest is in the
-    /// slot `placed`. False if the node does not fetch frames, or other frames occupy all slots.
+    /// Requests a frame's destination to fetch it. It has `len` bytes and begins with `head`. The
+    /// rest is in the slot `placed`. False if the node does not fetch such frames, or other frames
+    /// occupy all slots.
     fn request(
         &mut self,
-        node: Coords,
         metadata: &Metadata,
         head: &[u8],
         len: usize,
         placed: Option<usize>,
     ) -> Result<bool, LinkError> {
-        metadata.check_head(head, len).map_err(|BadMetadata| LinkError::Metadata)?;
+        if !(MIN_FRAME..=rendezvous::SLOT).contains(&len) {
+            return Ok(false);
+        }
         let now_ns = self.look_at_clock();
-        let Self { core, packets, requests, .. } = self;
+        let Some((node, split)) = self.core.fetcher(metadata, head, len, now_ns) else {
+            return Ok(false);
+        };
+        metadata.check_head(head, len).map_err(|BadMetadata| LinkError::Metadata)?;
+        let Self { core, packets, requests, lapses, .. } = self;
         let Sides { outbound, peers, .. } = core.sides();
+        requests.expire(now_ns, outbound.count());
+        if *lapses != requests.lapses() {
+            // A node may still fetch a frame whose request has timed out, but must not get what has
+            // replaced it. So all frames get another address, once no node is to fetch any more.
+            match requests.under_way_to(node) {
+                0 if requests.are_under_way() => return Ok(false),
+                0 => {}
+                _ => return Err(LinkError::Full),
+            }
+            *lapses = requests.lapses();
+            if !packets.renew_share() {
+                outbound.end_rendezvous();
+                return Ok(false);
+            }
+        }
         let slot = match requests.room(node, peers, now_ns, outbound.count()) {
             Room::Slot(_) if packets.free() == 0 => return Err(LinkError::Full),
             Room::Slot(slot) => placed.unwrap_or(slot),
@@ -417,14 +451,14 @@ impl<P: Platform> Link<P> {
             Room::None => return Ok(false),
         };
         let at = slot * rendezvous::SLOT;
-        let (Some(memory), Some(place)) = (packets.share(), packets.share_at(at as u64)) else {
-            return Ok(false);
-        };
-        memory.write(at, head);
-        let mut sum = Request::summed(&metadata.emit());
-        sum.add_words(0, words(memory, at, head, len));
-        let sum = sum.finish();
-        let offer = Offer { metadata, head: &[], len, sum, slot, place };
+        // The first bytes go with the request if the node takes that, and nothing is summed up.
+        let apart = if split { HEAD } else { 0 };
+        let (with, rest) = head.split_at(apart.min(head.len()));
+        let place = packets.share_at((at + apart) as u64);
+        let (Some(memory), Some(place)) = (packets.share(), place) else { return Ok(false) };
+        memory.write(at + apart, rest);
+        let sum = if split { 0 } else { sum_of(&metadata.emit(), memory, at, head, len).finish() };
+        let offer = Offer { metadata, head: with, len: len - apart, sum, slot, place };
         outbound.request(packets, requests, node, &offer, now_ns);
         Ok(true)
     }
@@ -436,7 +470,7 @@ impl<P: Platform> Link<P> {
         match inbound.message(from, packet, outbound.says(), peers, now_ns) {
             Some(Message::Request(request)) => {
                 let queue = &mut Out { packets, outbound, now_ns };
-                fetches.request(request, (), queue, inbound.count());
+                fetches.request(request, request.head_in(packet.1).into(), queue, inbound.count());
             }
             Some(Message::Done { id, refused }) => requests.done(from, id, refused, now_ns),
             None => {}
@@ -454,23 +488,28 @@ impl<P: Platform> Link<P> {
             }
             let queue = &mut Out { packets, outbound, now_ns: *now_ns };
             let request = fetches.ended(slot, rcode.is_success(), queue, inbound.count());
-            let Some((request, ())) = request else { continue };
+            let Some((request, came)) = request else { continue };
             // Other nodes could write there, so the headers are checked in a copy, and this copy is
             // also what is received. Copying the bytes behind them would not help: they could be
             // overwritten before the copy as well.
-            let len = request.len as usize;
-            let head = &mut head[..len.min(HEAD)];
-            let mut sum = Request::summed(&request.metadata);
-            if let Some(memory) = queue.packets.fetch_memory() {
-                let at = slot * rendezvous::SLOT;
+            let (at, len) = (slot * FETCH_SLOT, request.len as usize);
+            let of_head = if request.is_split() { came.len() } else { len.min(HEAD) };
+            let head = &mut head[..of_head];
+            let (intact, rest) = if request.is_split() {
+                head.copy_from_slice(&came);
+                (true, at..at + len)
+            } else {
+                let Some(memory) = queue.packets.fetch_memory() else { continue };
                 memory.read(at, head);
-                sum.add_words(0, words(memory, at, head, len));
-            }
-            if request.is_intact(sum, inbound.count())
+                let sum = sum_of(&request.metadata, memory, at, head, len);
+                (request.is_intact(sum, inbound.count()), at + of_head..at + len)
+            };
+            let whole = head.len() + rest.len();
+            if intact
                 && let Some(metadata) =
-                    inbound.accept_fetched(request.origin, &request.metadata, head, len)
+                    inbound.accept_fetched(request.origin, &request.metadata, head, whole)
             {
-                return Some(Taken::Fetched(metadata, slot, len));
+                return Some(Taken::Fetched(metadata, Fetched { head: of_head, rest }));
             }
             fetches.go_on(queue, inbound.count());
         }
@@ -568,8 +607,8 @@ impl<P: Platform> Link<P> {
                 Taken::Apart(metadata, frame) if metadata.is_empty() => {
                     return Some(whole(&frame, buf));
                 }
-                Taken::Fetched(metadata, slot, len) => {
-                    let copied = self.use_fetched(slot, len, |frame| frame.copy_to(buf));
+                Taken::Fetched(metadata, fetched) => {
+                    let copied = self.use_fetched(fetched, |frame| frame.copy_to(buf));
                     if metadata.is_empty() {
                         return Some(copied);
                     }
@@ -594,24 +633,18 @@ impl<P: Platform> Link<P> {
                 take(&metadata, whole(&self.scratch[start..len]))
             }
             Taken::Apart(metadata, frame) => take(&metadata, whole(&frame)),
-            Taken::Fetched(metadata, slot, len) => {
-                self.use_fetched(slot, len, |frame| take(&metadata, frame))
+            Taken::Fetched(metadata, fetched) => {
+                self.use_fetched(fetched, |frame| take(&metadata, frame))
             }
         })
     }
 
     /// Passes on a fetched frame, and continues to fetch others into its place.
-    fn use_fetched<R>(
-        &mut self,
-        slot: usize,
-        len: usize,
-        take: impl FnOnce(Frame<'_, P::Dma>) -> R,
-    ) -> R {
+    fn use_fetched<R>(&mut self, fetched: Fetched, take: impl FnOnce(Frame<'_, P::Dma>) -> R) -> R {
         let Self { core, packets, fetches, head, now_ns, .. } = self;
-        let at = slot * rendezvous::SLOT;
-        let head = &head[..len.min(HEAD)];
-        let rest = packets.fetch_memory().filter(|_| len > HEAD);
-        let rest = rest.map(|memory| (memory, at + HEAD..at + len));
+        let head = &head[..fetched.head];
+        let rest = packets.fetch_memory().filter(|_| !fetched.rest.is_empty());
+        let rest = rest.map(|memory| (memory, fetched.rest));
         let result = take(Frame { head, rest });
         let Sides { inbound, outbound, .. } = core.sides();
         fetches.go_on(&mut Out { packets, outbound, now_ns: *now_ns }, inbound.count());
@@ -790,11 +823,19 @@ impl<P: Platform> Link<P> {
     }
 }
 
-/// The words of a frame of `len` bytes that begins with `head`. The rest is in the memory of the
-/// slot that begins at byte `at`.
-fn words(memory: &impl DmaBuffer, at: usize, head: &[u8], len: usize) -> Words {
+/// The sum of a frame of `len` bytes that begins with `head`, and of its metadata. The rest is in
+/// the memory of the slot that begins at byte `at`.
+fn sum_of(
+    metadata: &[u8; METADATA_SIZE],
+    memory: &impl DmaBuffer,
+    at: usize,
+    head: &[u8],
+    len: usize,
+) -> Sum {
     let mut words = Words::default();
     words.add_all(head);
     memory.each_word(at + head.len(), len - head.len(), |word| words.add(word));
-    words
+    let mut sum = Request::summed(metadata);
+    sum.add_words(0, words);
+    sum
 }

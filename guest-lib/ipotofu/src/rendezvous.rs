@@ -17,7 +17,7 @@ pub const MIN_FRAME: usize = 8 << 10;
 pub const HEAD_MAX: usize = 512;
 /// Maximum size of the rest of such a frame, in bytes.
 pub const REST_MAX: usize = 1 << 18;
-/// Size of a slot for a frame, in bytes.
+/// Size of a slot for a frame of this node, in bytes.
 pub const SLOT: usize = 1 << 16;
 /// Number of slots for this node's frames, and of slots for frames of others.
 pub const SLOTS: usize = 32;

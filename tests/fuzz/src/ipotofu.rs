@@ -2,10 +2,10 @@
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::topology::{NodeId, Shape};
-use tofu_abi::{Coords, Rcode, TniId};
+use tofu_abi::{Coords, Rcode, StagOffset, TniId};
 use tofu_ipotofu::neighbor::Destination;
 use tofu_ipotofu::offload::{METADATA_SIZE, Metadata};
-use tofu_ipotofu::rendezvous::{self, Message};
+use tofu_ipotofu::rendezvous::{self, Message, Request};
 use tofu_ipotofu::testing::{Posted, TestQueue};
 use tofu_ipotofu::wire::{Capabilities, FRAGMENT_MAX, HEADER_SIZE, Packet, PacketKind, Repr};
 use tofu_ipotofu::{Config, Core, Ended, Event, SendError, addr, tree};
@@ -177,6 +177,19 @@ fn some_header(origin: Coords, u: &mut Unstructured<'_>) -> Result<[u8; HEADER_S
     let mut header = [0; HEADER_SIZE];
     if u.ratio(1, 4)? {
         u.fill_buffer(&mut header)?;
+    } else if u.ratio(1, 4)? {
+        let says = Capabilities { rendezvous: true, split: true, ..Capabilities::NONE };
+        let head = u.int_in_range(0..=rendezvous::HEAD_MAX as u16)?;
+        let request = Request {
+            origin,
+            id: u.int_in_range(0..=3)?,
+            head,
+            len: u.int_in_range(1..=u16::MAX.into())?,
+            sum: if head == 0 { u.arbitrary()? } else { 0 },
+            metadata: u.arbitrary()?,
+            place: StagOffset(u.arbitrary()?),
+        };
+        (header, _) = Message::Request(request).emit(origin, says);
     } else {
         let total: u16 = u.arbitrary()?;
         let fragments = usize::from(total).div_ceil(FRAGMENT_MAX).max(1);

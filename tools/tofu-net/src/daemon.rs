@@ -186,6 +186,7 @@ impl Daemon {
             offload: true,
             acknowledge: true,
             rendezvous: true,
+            split: true,
             ..Config::new(shape)
         };
         let link = match Link::open(&device, config, &packets) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tofu_driver::{DmaBuffer, Platform, VolatileBuffer};
-use tofu_ipotofu::offload::Metadata;
+use tofu_ipotofu::offload::{HEAD, Metadata};
 use tofu_ipotofu::rendezvous::MIN_FRAME;
 use tofu_ipotofu::wire::FRAGMENT_MAX;
 use tofu_ipotofu::{Config, FrameSlot, Link, LinkError};
@@ -45,12 +45,28 @@ pub enum End {
 }
 
 /// A frame that the kernel sends, in [`Pump::out`]. If it has a place, the bytes behind its first
-/// [`MIN_FRAME`] ones are there.
+/// [`HEAD`] ones are there.
 #[derive(Debug)]
 struct Held {
     metadata: Metadata,
     len: usize,
     place: Option<FrameSlot>,
+}
+
+impl Held {
+    /// Takes the whole frame to `out`. False if its place is gone with its link.
+    fn unite<P>(&mut self, link: &Link<P>, out: &mut [u8]) -> bool
+    where
+        P: Platform<Dma: VolatileBuffer>,
+    {
+        let Some(place) = self.place.take() else { return true };
+        let Some((memory, range)) = link.place_memory(&place) else { return false };
+        let end = range.len().min(self.len);
+        if end > HEAD {
+            memory.read(range.start + HEAD, &mut out[HEAD..end]);
+        }
+        true
+    }
 }
 
 /// Moves frames between an interface and a link. It keeps at most one frame, so a link may be
@@ -111,17 +127,21 @@ impl Pump {
                 self.cramped = Some(CRAMPED);
                 break;
             }
-            let held = match self.held.take() {
+            let mut held = match self.held.take() {
                 Some(held) => held,
                 None => {
                     let place = link.place();
                     let aside = place.as_ref().and_then(|place| link.place_memory(place));
-                    let aside = aside.map(|(memory, range)| Aside { memory, range, at: MIN_FRAME });
+                    let aside = aside.map(|(memory, range)| Aside { memory, range, at: HEAD });
                     let Some((metadata, len)) = tap.read(&mut self.out, aside)? else { break };
-                    Held { metadata, len, place: place.filter(|_| len >= MIN_FRAME) }
+                    let mut held = Held { metadata, len, place };
+                    if len < MIN_FRAME {
+                        held.unite(link, &mut self.out);
+                    }
+                    held
                 }
             };
-            match send(link, &held, &mut self.out) {
+            match send(link, &mut held, &mut self.out) {
                 Ok(true) => {}
                 Ok(false) => self.counters.refused += 1,
                 Err(LinkError::Full) => {
@@ -198,21 +218,21 @@ impl Pump {
 }
 
 /// Sends a frame. False if its place is gone with its link.
-fn send<P>(link: &mut Link<P>, frame: &Held, out: &mut [u8]) -> Result<bool, LinkError>
+fn send<P>(link: &mut Link<P>, frame: &mut Held, out: &mut [u8]) -> Result<bool, LinkError>
 where
     P: Platform<Dma: VolatileBuffer>,
 {
-    let Held { metadata, len, place } = frame;
-    if let Some(place) = place {
-        if link.send_placed(metadata, &out[..MIN_FRAME], place, *len)? {
-            return Ok(true);
-        }
-        // Its receiver takes packets only.
-        let Some((memory, range)) = link.place_memory(place) else { return Ok(false) };
-        let end = range.len().min(*len);
-        memory.read(range.start + MIN_FRAME, &mut out[MIN_FRAME..end]);
+    let Held { metadata, len, place } = &*frame;
+    if let Some(place) = place
+        && link.send_placed(metadata, &out[..HEAD], place, *len)?
+    {
+        return Ok(true);
     }
-    link.send_offloaded(metadata, &out[..*len]).map(|()| true)
+    // Its receiver takes packets only.
+    if !frame.unite(link, out) {
+        return Ok(false);
+    }
+    link.send_offloaded(&frame.metadata, &out[..frame.len]).map(|()| true)
 }
 
 /// The longest frame that the kernel sends: unsegmented TCP frames may be longer than the torus

@@ -47,6 +47,8 @@ pub struct Requests<S: Storage> {
     slots: S::Places<Slot>,
     /// Number of slots with an unanswered request.
     count: usize,
+    /// Number of requests that timed out, of all slots.
+    lapses: u32,
     /// The first slot to try. Slots that were used last come last.
     next: usize,
     /// Nodes to which no requests are sent, and for how long, in nanoseconds.
@@ -63,6 +65,7 @@ impl<S: Storage> Requests<S> {
         Ok(Self {
             slots: S::places(SLOTS, Slot::default)?,
             count: 0,
+            lapses: 0,
             next: 0,
             backed_off: NodeTable::new()?,
         })
@@ -71,7 +74,9 @@ impl<S: Storage> Requests<S> {
     /// Drops all unanswered requests.
     pub fn clear(&mut self) {
         for slot in self.slots.iter_mut() {
-            slot.lapsed = slot.lapsed.wrapping_add(slot.under_way.take().is_some().into());
+            let lapsed = u32::from(slot.under_way.take().is_some());
+            slot.lapsed = slot.lapsed.wrapping_add(lapsed);
+            self.lapses = self.lapses.wrapping_add(lapsed);
         }
         self.count = 0;
     }
@@ -85,6 +90,7 @@ impl<S: Storage> Requests<S> {
             let late = |one: &mut UnderWay| now_ns.saturating_sub(one.since_ns) >= ANSWER_NS;
             if let Some(late) = slot.under_way.take_if(late) {
                 slot.lapsed = slot.lapsed.wrapping_add(1);
+                self.lapses = self.lapses.wrapping_add(1);
                 self.count -= 1;
                 counters.rendezvous_timed_out += 1;
                 self.backed_off.set(late.to, now_ns, BACK_OFF_TIMED_OUT_NS);
@@ -114,6 +120,12 @@ impl<S: Storage> Requests<S> {
     /// still be fetched, so the next frame needs another address.
     pub fn generation(&self, slot: usize) -> u32 {
         self.slots.get(slot).map_or(0, |slot| slot.lapsed)
+    }
+
+    /// A number that changes with each request that timed out, in any slot: for owners that
+    /// have one address for all slots.
+    pub const fn lapses(&self) -> u32 {
+        self.lapses
     }
 
     /// Finds room for a frame for a node.
@@ -166,8 +178,10 @@ impl<S: Storage> Requests<S> {
         self.slots.iter().filter_map(|slot| slot.under_way.as_ref())
     }
 
-    /// Handles a node's answer to a request. It also answers all requests before.
+    /// Handles a node's answer to a request. It also answers all requests before. If the request
+    /// timed out, its frame may be gone, so a refusal says nothing about the node.
     pub fn done(&mut self, from: Coords, id: u32, refused: bool, now_ns: u64) {
+        let refused = refused && self.under_way().any(|one| (one.to, one.id) == (from, id));
         for slot in self.slots.iter_mut() {
             // Ids count up and wrap around.
             let its = |one: &mut UnderWay| one.to == from && id.wrapping_sub(one.id) < 1 << 31;
@@ -259,11 +273,18 @@ mod tests {
         assert_eq!(requests.room(NODE, &peers, 1 + ANSWER_NS, &mut counters), Room::None);
         assert_eq!(counters.rendezvous_timed_out, 1);
         assert_eq!((requests.generation(0), requests.generation(1)), (1, 0));
+        assert_eq!(requests.lapses(), 1);
         assert!(!requests.is_under_way(0) && !requests.are_under_way());
         let later = 2 + ANSWER_NS + BACK_OFF_TIMED_OUT_NS;
         learn(&peers, NODE, later);
         assert_eq!(requests.room(NODE, &peers, later, &mut counters), Room::Slot(1), "the next");
         requests.done(NODE, 0, true, later);
+        assert!(
+            matches!(requests.room(NODE, &peers, later, &mut counters), Room::Slot(_)),
+            "it was too late to fetch that frame"
+        );
+        requests.sent(1, NODE, 1, later);
+        requests.done(NODE, 1, true, later);
         learn(&peers, NODE, later + BACK_OFF_REFUSED_NS - 1);
         assert_eq!(
             requests.room(NODE, &peers, later + BACK_OFF_REFUSED_NS - 1, &mut counters),
@@ -272,7 +293,7 @@ mod tests {
         learn(&peers, NODE, later + BACK_OFF_REFUSED_NS);
         assert_eq!(
             requests.room(NODE, &peers, later + BACK_OFF_REFUSED_NS, &mut counters),
-            Room::Slot(1)
+            Room::Slot(2)
         );
         assert_eq!(
             requests.room(
