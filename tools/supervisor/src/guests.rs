@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -32,6 +33,10 @@ use crate::machine::AnyMachine;
 use crate::registry::{Registry, SmallGuests};
 use tofu_spec::plan::{Plan, VmPlan};
 use tofu_spec::units::BootFrom;
+
+/// Threads for each processor that make virtual machines: KVM lets one wait more than half of the
+/// time. More would wait for each other.
+const BOOTS_PER_CORE: usize = 2;
 
 /// Starts the small guests of a machine, also again after they have ended, and keeps them.
 pub(crate) struct Guests {
@@ -78,33 +83,52 @@ impl Guests {
         lock(&self.all)
     }
 
-    /// Makes the virtual machine of a node, with its device, and starts its guest.
+    /// Boots all small guests of the plan, in the order of their nodes as far as the threads that do
+    /// it allow. KVM waits several milliseconds for each virtual machine, and one thread would wait
+    /// for one after the other.
     ///
     /// # Errors
     ///
-    /// If the host lacks something, or something is wrong with the guest.
-    pub(crate) fn boot(&self, id: NodeId) -> anyhow::Result<()> {
-        self.boot_in(&mut self.all(), id, Event::Booted)
+    /// If the host lacks something, or something is wrong with a guest. Some may run then.
+    pub(crate) fn boot_all(&self) -> anyhow::Result<()> {
+        let nodes: Vec<_> = self.plan.bare().map(|(id, _)| id).collect();
+        let cores = thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = (cores * BOOTS_PER_CORE).min(nodes.len());
+        let left = &Mutex::new(nodes.into_iter());
+        let boot = || {
+            // No guard lives while a guest boots.
+            while let Some(id) = { lock(left).next() } {
+                if let Err(error) = self.boot(id) {
+                    lock(left).by_ref().for_each(drop);
+                    return Err(error.context(format!("node {}", self.plan.coords(id))));
+                }
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            // A host without threads to spare boots more slowly.
+            let spawn = |_| thread::Builder::new().name("boot".into()).spawn_scoped(scope, boot);
+            let others: Vec<_> = (1..threads).map_while(|n| spawn(n).ok()).collect();
+            let first = boot();
+            let joined = others.into_iter().map(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            joined.fold(first, anyhow::Result::and)
+        })
     }
 
-    /// Boots like [`Guests::boot`], and reports it with the event that `news` makes.
-    fn boot_in(
-        &self,
-        all: &mut All,
-        id: NodeId,
-        news: impl Fn(NodeId) -> Event,
-    ) -> anyhow::Result<()> {
+    /// Makes the virtual machine of a node, with its device, and starts its guest.
+    fn boot(&self, id: NodeId) -> anyhow::Result<()> {
+        let made = self.make(None, id)?;
+        self.start(&mut self.all(), id, made, Event::Booted(id))
+    }
+
+    /// Makes a virtual machine for a node, in place of `former` if there was one, with its device
+    /// and with its guest loaded.
+    fn make(&self, former: Option<&SmallGuest>, id: NodeId) -> anyhow::Result<SmallGuest> {
         let plan = &self.plan;
         let (_, vm_plan) = plan.bare().find(|(bare, _)| *bare == id).context("no small guest")?;
-        anyhow::ensure!(!all.stopped, "the machine is going down");
-        let noted = self.registry.clone();
-        let note = move |state| {
-            if let Some(registry) = &noted {
-                registry.note(id, NodeKind::Bare, state);
-            }
-        };
-        let at = plan.coords(id);
-        let (vm, device, windows) = self.put_in_place(all.guests.get(&id), (id, at), vm_plan)?;
+        let (vm, device, windows) = self.put_in_place(former, (id, plan.coords(id)), vm_plan)?;
         if let Some(table) = device.endpoint.endpoint().msix() {
             table.connect(vm.msi_sink());
         }
@@ -115,15 +139,35 @@ impl Guests {
         }
         let first = self.confinement.hook(Role::Vcpu);
         vm.on_thread_start(move |_| first());
+        let image = Arc::clone(&vm_plan.guest.image);
+        Ok(SmallGuest { vm, image, device, taken_down: false })
+    }
+
+    /// Starts a node's guest, and reports it with the event `news`.
+    fn start(
+        &self,
+        all: &mut All,
+        id: NodeId,
+        guest: SmallGuest,
+        news: Event,
+    ) -> anyhow::Result<()> {
+        anyhow::ensure!(!all.stopped, "the machine is going down");
+        let noted = self.registry.clone();
+        let note = move |state| {
+            if let Some(registry) = &noted {
+                registry.note(id, NodeKind::Bare, state);
+            }
+        };
+        let SmallGuest { vm, image, device, .. } = &guest;
         let (ends, holder) = (self.events.clone(), vm.holder());
-        let (image, memory) = (Arc::clone(&vm_plan.guest.image), vm.memory().clone());
+        let (image, memory) = (Arc::clone(image), vm.memory().clone());
         if let Some(registry) = &self.registry {
             registry.with_guest(id, holder.clone());
         }
         let function = Arc::clone(&device.function);
         note("running");
         // Sent first, because the guest may end at once.
-        self.events.send(news(id));
+        self.events.send(news);
         vm.start(move |outcome| {
             if is_fault(outcome)
                 && let Some(registers) = holder.registers()
@@ -140,8 +184,7 @@ impl Guests {
             note("ended");
             ends.send(Event::Ended(id, outcome_of(outcome)));
         })?;
-        let image = Arc::clone(&vm_plan.guest.image);
-        all.guests.insert(id, SmallGuest { vm, image, device, taken_down: false });
+        all.guests.insert(id, guest);
         Ok(())
     }
 
@@ -228,7 +271,9 @@ impl SmallGuests for Guests {
         if outcome.is_none_or(has_exited) {
             return Ok(());
         }
-        self.boot_in(&mut all, node, Event::Rebooted)
+        anyhow::ensure!(!all.stopped, "the machine is going down");
+        let made = self.make(all.guests.get(&node), node)?;
+        self.start(&mut all, node, made, Event::Rebooted(node))
     }
 }
 

@@ -281,9 +281,7 @@ impl Machines {
                 let guests: Weak<dyn SmallGuests> = Arc::downgrade(guests) as _;
                 registry.with_guests(guests)?;
             }
-            for (id, _) in plan.bare() {
-                guests.boot(id).with_context(|| format!("node {}", plan.coords(id)))?;
-            }
+            guests.boot_all()?;
         }
         for node in registry.iter().flat_map(|registry| registry.linux()) {
             let linux = plan.linux().find(|(id, _)| *id == node.id());
