@@ -81,6 +81,17 @@ pub trait Backend {
     fn cancel(&self) {}
 }
 
+/// The small guests from which on a machine's threads share one heap. With fewer, KVM's reports
+/// about heaps cost less than threads that wait for each other's allocations could.
+const MANY_GUESTS: usize = 128;
+
+/// Prepares this process for the machine of `plan`: to be called before it has other threads.
+pub fn prepare(plan: &Plan) {
+    if plan.bare().count() >= MANY_GUESTS {
+        tofu_vmm::share_heap();
+    }
+}
+
 /// Machines in this process: VMs of our own VMM around the devices of a [`Machine`].
 pub struct Machines {
     /// Starts the plan's Linux nodes.

@@ -22,7 +22,7 @@
 //!
 //! `unsafe` is confined to the modules of `kvm`: `kick` (signals to vCPU threads), `slots`
 //! (KVM memory slots), `pages` (their write protection) and `limits` (resource
-//! limits), one union read in `vcpu`, and one instruction in `tsc`.
+//! limits, the heap), one union read in `vcpu`, and one instruction in `tsc`.
 
 #![deny(unsafe_code)]
 
@@ -39,7 +39,8 @@ mod support;
 pub use config::{KernelEntry, LinuxBoot, Slot, Viot, VmConfig};
 pub use error::{Error, KernelError};
 pub use kvm::{
-    Attachment, ConsoleInput, Holder, Hypervisor, Vm, Windows, host_tsc_khz, probe, shared_region,
+    Attachment, ConsoleInput, Holder, Hypervisor, Vm, Windows, host_tsc_khz, probe, share_heap,
+    shared_region,
 };
 pub use outcome::{Fault, Outcome, Registers};
 pub use support::{HostSupport, LinuxSupport, Virtualisation};

@@ -19,6 +19,7 @@ use tofu_spec::plan::Plan;
 use tofu_spec::units::{ShardOf, Timeout};
 use tofu_supervisor::event;
 use tofu_supervisor::node::LinuxBackend;
+use tofu_supervisor::runner;
 use tofu_supervisor::session::{Rights, Session};
 use tofu_supervisor::shards::{self, Joining, Others};
 use tofu_ui::{Style, exit};
@@ -138,6 +139,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     if detach && !detached {
         return detach::run(args.machine.shape.config.as_deref());
     }
+    runner::prepare(&plan);
     let meet = |plan: &mut Plan| {
         let Some((own, dir)) = joined else { return Ok(None) };
         let mesh = args.shards.join.meet(join(plan, own, dir, same)?, own, args.json)?;
