@@ -162,6 +162,11 @@ impl Guest {
         }
     }
 
+    /// Returns the memory that the loaded program takes, in bytes, or 0 if that is not known.
+    pub(crate) fn size(&self) -> u64 {
+        tofu_image::loaded_size(&self.image).map_or(0, |size| size.bytes)
+    }
+
     /// Returns the end of the loaded program in memory, in bytes, or 0 if that is not known.
     pub(crate) fn end(&self) -> u64 {
         tofu_image::loaded_size(&self.image).map_or(0, |size| size.end)

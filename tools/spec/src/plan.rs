@@ -395,6 +395,18 @@ impl Plan {
         self.nodes[node.index()].coords
     }
 
+    /// Returns the host's memory that all VMs are known to take, in bytes. The memory of a small
+    /// guest takes none until it is touched, and most guests touch little of it. A kernel touches
+    /// all of its memory in time.
+    pub fn least_memory(&self) -> u64 {
+        let bare = self.bare().map(|(_, vm)| {
+            let touched = MemorySize::OVERHEAD.0.saturating_add(vm.guest.size());
+            touched.min(MemorySize::OVERHEAD.0.saturating_add(vm.memory.0))
+        });
+        let linux = self.linux().map(|(_, linux)| linux.memory.0);
+        bare.chain(linux).fold(0, u64::saturating_add)
+    }
+
     /// Returns the guest memory of all VMs, in bytes.
     pub fn guest_memory(&self) -> u64 {
         let sizes = self.roles().filter_map(|(_, role)| role.vm()).map(|(memory, _)| memory.0);

@@ -78,6 +78,9 @@ pub struct MemorySize(pub u64);
 impl MemorySize {
     /// For a node without an operating system.
     pub const DEFAULT: Self = Self(16 << 20);
+    /// The host's memory that a node without an operating system takes besides its guest's file:
+    /// KVM, a thread, the device, and the first pages of the guest. Measured.
+    pub(crate) const OVERHEAD: Self = Self(1 << 20);
     /// For a Linux node.
     pub const LINUX_DEFAULT: Self = Self(256 << 20);
     /// The least memory for a Linux node, whatever its kernel and initramfs.

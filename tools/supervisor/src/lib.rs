@@ -20,6 +20,7 @@ mod jobs;
 pub mod limits;
 pub mod link_errors;
 pub mod machine;
+pub mod memory;
 pub mod netboot;
 pub mod node;
 mod outlet;

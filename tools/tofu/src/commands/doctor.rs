@@ -9,6 +9,7 @@ use tofu_image::{Arch, Cache};
 use tofu_linux_nodes::boot_files as linux;
 use tofu_sandbox::Support;
 use tofu_spec::units::MemorySize;
+use tofu_supervisor::memory;
 use tofu_vmm::{HostSupport, Virtualisation};
 
 use crate::commands::host;
@@ -232,8 +233,8 @@ pub(crate) fn run(json: bool) -> anyhow::Result<u8> {
         rustc: tofu_programs::RUSTC_VERSION,
         kernel: host::kernel(),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
-        memory_total: host::memory_total(),
-        memory_available: host::memory_available(),
+        memory_total: memory::total(),
+        memory_available: memory::available(),
         open_files,
         open_files_limit,
         linux: LinuxReport::of_host(&kvm),
@@ -350,7 +351,7 @@ fn cores_finding(cores: usize) -> Finding {
 fn memory_finding(available: u64) -> Finding {
     let nodes = available / MemorySize::DEFAULT.0;
     let text = format!(
-        "{} MiB available, enough for {nodes} nodes of {}",
+        "{} MiB available, enough for {nodes} nodes that use all of their {}",
         available >> 20,
         MemorySize::DEFAULT
     );

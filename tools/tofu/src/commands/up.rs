@@ -18,15 +18,15 @@ use tofu_linux_nodes::runtimes::Runtimes;
 use tofu_spec::plan::Plan;
 use tofu_spec::units::{ShardOf, Timeout};
 use tofu_supervisor::event;
+use tofu_supervisor::memory;
 use tofu_supervisor::node::LinuxBackend;
 use tofu_supervisor::runner;
 use tofu_supervisor::session::{Rights, Session};
 use tofu_supervisor::shards::{self, Joining, Others};
-use tofu_ui::{Style, exit};
+use tofu_ui::{Style, exit, tell};
 
 use self::screen::Screen;
 use self::watch::watch;
-use crate::commands::host;
 use crate::commands::joining::JoinArgs;
 use crate::options::{LinuxArgs, MachineArgs};
 
@@ -131,8 +131,11 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let (mut plan, same) = args.plan()?;
     let joined = args.shards.join.asked();
     let LinuxArgs { detach, detached, .. } = args.machine.linux;
-    check_memory(&plan, host::memory_available())?;
+    let warning = check_memory(&plan, memory::available())?;
     linux::check(&plan, detach)?;
+    if let Some(warning) = warning.filter(|_| !detached) {
+        tell!("tofu: {warning}");
+    }
     if args.check {
         return check::describe(&plan, args.json);
     }
@@ -218,20 +221,28 @@ fn join(
     shards::join(dir, machine.as_str(), same, own)
 }
 
-/// Refuses a machine whose guests could use more memory than there is, which
-/// would end in the kernel killing processes.
-fn check_memory(plan: &Plan, available: Option<u64>) -> anyhow::Result<()> {
-    let (wanted, mib) = (plan.guest_memory(), 1 << 20);
-    match available {
-        Some(available) if wanted > available => bail!(
-            "too little memory: {} VMs want {} MiB, {} MiB are available; \
-             lower --memory or --nodes",
+/// Refuses a machine that takes more memory than there is. Returns a warning about one whose guests
+/// could use more than there is: then nodes are ended.
+fn check_memory(plan: &Plan, available: Option<u64>) -> anyhow::Result<Option<String>> {
+    let Some(available) = available else { return Ok(None) };
+    let (least, most, mib) = (plan.least_memory(), plan.guest_memory(), 1 << 20);
+    if least > available {
+        bail!(
+            "too little memory: {} VMs take {} MiB, {} MiB are available; \
+             lower --nodes, or --memory of Linux nodes",
             plan.vms().count(),
-            wanted / mib,
+            least.div_ceil(mib),
             available / mib
-        ),
-        _ => Ok(()),
+        );
     }
+    Ok((most > available).then(|| {
+        format!(
+            "guests that use all of their memory would take {} MiB, {} MiB are available; \
+             if memory runs out, the nodes that have most of it are ended",
+            most / mib,
+            available / mib
+        )
+    }))
 }
 
 #[cfg(test)]
@@ -242,9 +253,16 @@ mod tests {
     #[test]
     fn too_little_memory_is_refused() {
         let plan = plan("unit", 12, LONG);
-        let message = check_memory(&plan, Some(100 << 20)).unwrap_err().to_string();
-        assert!(message.starts_with("too little memory: 12 VMs want 192 MiB, 100 MiB are"));
-        assert!(check_memory(&plan, Some(192 << 20)).is_ok());
-        assert!(check_memory(&plan, None).is_ok());
+        let least = plan.least_memory();
+        assert!((12 << 20..24 << 20).contains(&least), "{least}");
+        let message = check_memory(&plan, Some(10 << 20)).unwrap_err().to_string();
+        assert!(message.starts_with("too little memory: 12 VMs take 1"), "{message}");
+        assert!(message.contains("10 MiB are available"), "{message}");
+        assert!(check_memory(&plan, Some(least - 1)).is_err());
+        // What they may touch later is in no guest's way now.
+        let warning = check_memory(&plan, Some(least)).unwrap().unwrap();
+        assert!(warning.contains("would take 192 MiB"), "{warning}");
+        assert_eq!(check_memory(&plan, Some(192 << 20)).unwrap(), None);
+        assert_eq!(check_memory(&plan, None).unwrap(), None);
     }
 }

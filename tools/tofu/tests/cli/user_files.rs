@@ -160,6 +160,13 @@ fn check_starts_and_writes_nothing() {
     );
     let error = place.run(&["up", "--check", "--memory", "2MiB"]).error();
     assert!(error.contains("too little for the guest"), "{error}");
+    // Four racks are refused for the memory that they take, not for what guests could use: 96 TiB.
+    let racks = ["up", "--check", "--shape", "4x4x8x2x3x2", "--memory", "64GiB"];
+    let checked = place.run(&racks);
+    assert!(checked.err.contains("would take 100663296 MiB"), "{}", checked.err);
+    assert!(checked.ok().contains("1536 guests, 100663296 MiB"));
+    let error = place.run(&[&racks[..], &["--linux"]].concat()).error();
+    assert!(error.contains("too little memory: 1536 VMs take 100663296 MiB"), "{error}");
     let error = place.run(&["up", "--check", "--cpus", "2"]).error();
     assert!(error.contains("--cpus is for machines with Linux nodes"), "{error}");
     assert_eq!(place.ps(), serde_json::json!([]));
