@@ -83,9 +83,9 @@ impl Guests {
         lock(&self.all)
     }
 
-    /// Boots all small guests of the plan, in the order of their nodes as far as the threads that do
-    /// it allow. KVM waits several milliseconds for each virtual machine, and one thread would wait
-    /// for one after the other.
+    /// Boots all small guests of the plan, in the order of their nodes as far as the threads that
+    /// do it allow. KVM waits several milliseconds for each virtual machine, and one thread would
+    /// wait for one after the other.
     ///
     /// # Errors
     ///

@@ -12,8 +12,8 @@ use crate::EventEngine;
 
 /// A controller of an [`EventEngine`] behind its PCI endpoint.
 ///
-/// An access happens at the time that the engine has reached, so whoever lets a guest access it
-/// takes the guest's turn first. Doorbells are accesses like any other: they reach the device by
+/// An access happens at the time that the engine has reached, so a guest must have its turn before
+/// it accesses the device. Doorbells are accesses like any other: they reach the device by
 /// no other way, which would have no time. Messages of its vectors are sent when the engine's
 /// interrupts are given to [`Endpoint::trigger`].
 #[derive(Debug)]

@@ -131,11 +131,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let (mut plan, same) = args.plan()?;
     let joined = args.shards.join.asked();
     let LinuxArgs { detach, detached, .. } = args.machine.linux;
-    let warning = check_memory(&plan, memory::available())?;
-    linux::check(&plan, detach)?;
-    if let Some(warning) = warning.filter(|_| !detached) {
-        tell!("tofu: {warning}");
-    }
+    check_host(&plan, detach, detached)?;
     if args.check {
         return check::describe(&plan, args.json);
     }
@@ -219,6 +215,16 @@ fn join(
     let why = |allowed| anyhow!("the name of shard {} of {machine}: {allowed}", own.shard);
     plan.name = Some(name.map_err(why)?);
     shards::join(dir, machine.as_str(), same, own)
+}
+
+/// Refuses a machine that this host cannot run.
+fn check_host(plan: &Plan, detach: bool, detached: bool) -> anyhow::Result<()> {
+    let warning = check_memory(plan, memory::available())?;
+    linux::check(plan, detach)?;
+    if let Some(warning) = warning.filter(|_| !detached) {
+        tell!("tofu: {warning}");
+    }
+    Ok(())
 }
 
 /// Refuses a machine that takes more memory than there is. Returns a warning about one whose guests
