@@ -32,4 +32,5 @@ pub mod server;
 pub mod session;
 mod settings;
 pub mod shards;
+pub mod timed;
 pub mod trace;

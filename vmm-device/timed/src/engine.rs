@@ -1,7 +1,7 @@
 //! The event engine.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tofu_abi::topology::{NodeId, Port, Shape};
@@ -43,6 +43,8 @@ pub struct EventEngine {
     arrival: AtomicU64,
     /// The number of events that have happened at each node.
     events: Vec<AtomicU64>,
+    /// True of nodes that have rung a doorbell or sent a packet.
+    active: Vec<AtomicBool>,
     interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
 }
 
@@ -89,6 +91,7 @@ impl EventEngine {
                 epoch: AtomicU64::new(0),
                 arrival: AtomicU64::new(0),
                 events: shape.iter().map(|_| AtomicU64::new(0)).collect(),
+                active: shape.iter().map(|_| AtomicBool::new(false)).collect(),
                 interrupt,
             }
         }))
@@ -129,6 +132,7 @@ impl EventEngine {
     /// by time and node.
     pub fn doorbell(&self, node: NodeId, tni: TniId, bell: Doorbell, at: Ps) {
         if self.icc(node).is_some() {
+            self.activate(node);
             self.state().push(at.max(self.now()), Due::Doorbell(node, tni, bell));
         }
     }
@@ -161,6 +165,18 @@ impl EventEngine {
     /// as they were while this is the same, unless its own process changes them.
     pub fn events_at(&self, node: NodeId) -> u64 {
         self.events.get(node.index()).map_or(0, |events| events.load(SeqCst))
+    }
+
+    /// True if a node has ever rung a doorbell or sent a packet. Before that it had no effect on
+    /// others.
+    pub fn is_active(&self, node: NodeId) -> bool {
+        self.active.get(node.index()).is_some_and(|active| active.load(SeqCst))
+    }
+
+    fn activate(&self, node: NodeId) {
+        if let Some(active) = self.active.get(node.index()) {
+            active.store(true, SeqCst);
+        }
     }
 
     fn happens_at(&self, node: NodeId) {
@@ -243,6 +259,9 @@ impl Net for Wire<'_> {
     }
 
     fn inject(&mut self, packet: Packet<Body>) {
+        if let Some(node) = self.engine.shape.node_id(packet.src) {
+            self.engine.activate(node);
+        }
         let (now, epoch) = (self.engine.now(), self.engine.epoch.load(SeqCst));
         self.engine.state().inject(packet, now, epoch);
     }

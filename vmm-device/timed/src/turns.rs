@@ -208,9 +208,11 @@ impl Turn {
         let lookahead = engine.lookahead();
         let own = engine.next(state.programs[self.program].node);
         let others = state.programs.iter().zip(0..).filter(|(_, other)| *other != self.program);
-        // Another program can act at its next turn. If it sleeps, what wakes it is in flight.
+        // Another program can act at its next turn. If it sleeps, what wakes it is in flight. While
+        // its node has not begun to use its device, it may not keep the others from long steps.
         let others = others.filter_map(|(other, _)| match other.wish {
             Wish::Ended => None,
+            _ if !engine.is_active(other.node) => None,
             _ => [other.next(), engine.next(other.node)].into_iter().flatten().min(),
         });
         let acts = others.min().map(|at| at.saturating_add(lookahead));

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::MachineName;
@@ -23,6 +23,8 @@ use tofu_ui::exit;
 use tofu_vfio_user::Backing;
 
 use crate::options::{SandboxArgs, ShapeArgs, choice};
+
+mod modelled;
 
 /// Serve the devices of a machine to other virtual machine monitors
 ///
@@ -68,6 +70,18 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) any_memory: bool,
 
+    /// The clock of the machine: the host's, or modelled time, which QEMUs with a plugin keep
+    ///
+    /// In modelled time, guests measure what the devices and the network of the real machine take,
+    /// however slow the host is. See the manual's page on guests in modelled time.
+    #[arg(long, value_name = "CLOCK", default_value = "host")]
+    pub(crate) time: Time,
+
+    /// The longest step of a guest in modelled time before it asks how far it may run
+    #[arg(long, value_name = "NS", default_value_t = 100_000,
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) quantum: u64,
+
     /// Name of the machine [default: tofu, tofu-2, ...]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<MachineName>,
@@ -77,9 +91,19 @@ pub(crate) struct ServeArgs {
     pub(crate) json: bool,
 }
 
+/// The clock of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Time {
+    /// The host's
+    Host,
+    /// That of the devices' and the network's models
+    Modelled,
+}
+
 const EXAMPLES: &str = "\
 Examples:
   tofu serve --shape 2x1x1x1x1x1
+  tofu serve --shape 2x1x1x1x1x1 --time modelled
   tofu serve --generation k --shape 2x1x1x1x1x1
   tofu serve -c machine.toml --socket-dir /tmp/sockets --json";
 
@@ -127,7 +151,16 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let (sender, events) = event::events();
     let _signals = sender.forward_signals()?;
     let folders: Vec<&Path> = own_folder.as_deref().into_iter().collect();
+    let generation = match args.time {
+        Time::Host => None,
+        Time::Modelled => Some(modelled::check(args, &plan)?),
+    };
     let mut session = Session::start(&plan, Rights::Programs(&folders), sender.clone(), None)?;
+    if let Some(generation) = generation {
+        let folder = own_folder.as_deref().unwrap_or(session.dir.path()).to_owned();
+        let machine = (generation, plan.network.shape);
+        return modelled::run(args, machine, &mut session, &folder, &events);
+    }
     let backend = session.machines(None);
     let mut running = backend.start(&plan, sender)?;
     let machine = running.machine().context("no machine")?;

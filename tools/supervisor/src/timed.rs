@@ -1,0 +1,241 @@
+//! Devices in modelled time on sockets, for guests whose instructions QEMU counts.
+//!
+//! Each node has two sockets: that of its device, by vfio-user, and that of its pace, by which a
+//! plugin of its QEMU says where the guest is in time, and learns how far it may run. The manual's
+//! page on guests in modelled time has the protocol.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+
+use anyhow::Context;
+use tofu_abi::topology::{NodeId, Shape};
+use tofu_abi::{Coords, Generation};
+use tofu_control::rundir::node_file;
+use tofu_netmodel::Arbiter;
+use tofu_sync::{lock, wait};
+use tofu_timed::{EventEngine, Function, Interrupt, Turn, Turns};
+use tofu_vfio_user::{Backing, BoundSocket, ClientMemory, Limits, Server, bind_socket};
+
+/// Version of the pace protocol.
+const VERSION: u32 = 1;
+/// Bytes of a message of the plugin.
+const REQUEST: usize = 16;
+/// Kinds of messages.
+const BEGIN: u32 = 1;
+const AT: u32 = 2;
+/// The most vectors that one answer has.
+const MOST_VECTORS: usize = 64;
+
+/// Picoseconds of a nanosecond.
+const PS: u64 = 1000;
+
+/// The machine's side of all paces.
+struct Paces {
+    /// Interrupts of each node that its guest has not got yet.
+    pending: Arc<Vec<Mutex<Vec<u16>>>>,
+    /// The longest way that a guest runs by itself, in nanoseconds.
+    quantum_ns: u64,
+    /// Nodes whose guests have not begun yet.
+    awaited: Mutex<usize>,
+    begun: Condvar,
+}
+
+/// Devices of a machine in modelled time, on their sockets. Dropping it closes and removes them.
+pub struct TimedNodes {
+    nodes: Vec<Node>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Node {
+    at: Coords,
+    server: Arc<Server>,
+    device: BoundSocket,
+    pace: BoundSocket,
+    /// The connection of the plugin, to end it.
+    plugin: Arc<Mutex<Option<UnixStream>>>,
+}
+
+/// The sockets of a node: of its device, and of its pace.
+pub type Sockets = (Coords, PathBuf, PathBuf);
+
+impl TimedNodes {
+    /// Makes the devices of a machine, and serves them at sockets in `folder`. A guest runs at most
+    /// `quantum_ns` nanoseconds by itself.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no memory, threads or descriptors left, or a socket is in use.
+    pub fn serve(
+        generation: Generation,
+        shape: Shape,
+        folder: &Path,
+        backing: Backing,
+        quantum_ns: u64,
+    ) -> anyhow::Result<Self> {
+        let ids: Vec<_> = (0..shape.nodes()).map(NodeId).collect();
+        let memory = |_: &NodeId| Arc::new(ClientMemory::new(backing, Limits::DEFAULT));
+        let memories: Vec<_> = ids.iter().map(memory).collect();
+        let pending: Arc<Vec<Mutex<Vec<u16>>>> =
+            Arc::new(ids.iter().map(|_| Mutex::default()).collect());
+        let interrupts = Arc::clone(&pending);
+        let engine = EventEngine::new(
+            generation,
+            shape,
+            Arbiter::InTurn,
+            memories.iter().map(|memory| Arc::clone(memory) as _),
+            Box::new(move |Interrupt { node, vector, .. }| {
+                lock(&interrupts[node.index()]).push(vector);
+            }),
+        )?;
+        let turns = Turns::start(&engine, &ids);
+        let paces = Arc::new(Paces {
+            pending,
+            quantum_ns: quantum_ns.max(1),
+            awaited: Mutex::new(ids.len()),
+            begun: Condvar::new(),
+        });
+        let mut served = Self { nodes: Vec::new(), threads: Vec::new() };
+        for ((id, memory), turn) in ids.into_iter().zip(memories).zip(turns) {
+            let function = Function::new(&engine, id)?.context("a node of the machine")?;
+            served.add(&paces, (id, turn), Arc::new(function), memory, folder)?;
+        }
+        Ok(served)
+    }
+
+    fn add(
+        &mut self,
+        paces: &Arc<Paces>,
+        (id, turn): (NodeId, Turn),
+        function: Arc<Function>,
+        memory: Arc<ClientMemory>,
+        folder: &Path,
+    ) -> anyhow::Result<()> {
+        let at = function.coords();
+        let device = bind_socket(&folder.join(node_file("node", at, "sock")))?;
+        let pace = bind_socket(&folder.join(node_file("node", at, "pace")))?;
+        let server = Arc::new(Server::in_modelled_time(function, memory));
+        let (serving, listener) = (Arc::clone(&server), device.listener()?);
+        let run = move || {
+            if let Err(error) = serving.run(listener) {
+                log::error!("node {at}: {error}");
+            }
+        };
+        let spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name).spawn(run).context("no threads left")
+        };
+        self.threads.push(spawn(format!("serve{at}"), Box::new(run))?);
+        let plugin = Arc::new(Mutex::new(None));
+        let (paces, listener, connected) =
+            (Arc::clone(paces), pace.listener()?, Arc::clone(&plugin));
+        let run = move || {
+            if let Err(error) = paces.keep(id, turn, &listener, &connected) {
+                log::error!("node {at}: its guest is out of modelled time: {error}");
+            }
+        };
+        self.threads.push(spawn(format!("pace{at}"), Box::new(run))?);
+        self.nodes.push(Node { at, server, device, pace, plugin });
+        Ok(())
+    }
+
+    /// The sockets of all nodes.
+    pub fn sockets(&self) -> Vec<Sockets> {
+        let path = |socket: &BoundSocket| socket.path().to_owned();
+        self.nodes.iter().map(|node| (node.at, path(&node.device), path(&node.pace))).collect()
+    }
+}
+
+impl Drop for TimedNodes {
+    fn drop(&mut self) {
+        for node in &self.nodes {
+            node.server.stop();
+            if let Some(plugin) = &*lock(&node.plugin) {
+                let _ = plugin.shutdown(std::net::Shutdown::Both);
+            }
+            // Wakes a thread that waits for the plugin.
+            let _ = UnixStream::connect(node.pace.path());
+        }
+        // Threads that still wait for a turn end with the process: their guests are gone.
+        self.threads.clear();
+    }
+}
+
+/// The number of this kind at a place of a message.
+fn number(message: &[u8; REQUEST]) -> (u32, u32, u64) {
+    let word = |at: usize| message[at..at + 8].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b));
+    (word(0) as u32, (word(0) >> 32) as u32, word(8))
+}
+
+fn bad(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+impl Paces {
+    /// Keeps the time of a node's guest until its plugin goes.
+    fn keep(
+        &self,
+        node: NodeId,
+        turn: Turn,
+        listener: &UnixListener,
+        connected: &Mutex<Option<UnixStream>>,
+    ) -> io::Result<()> {
+        let (mut plugin, _) = listener.accept()?;
+        *lock(connected) = Some(plugin.try_clone()?);
+        let mut message = [0; REQUEST];
+        plugin.read_exact(&mut message)?;
+        let (kind, version, _) = number(&message);
+        if (kind, version) != (BEGIN, VERSION) {
+            return Err(bad(format!("the plugin speaks version {version}, not {VERSION}")));
+        }
+        self.all_begin();
+        turn.begin().map_err(io::Error::other)?;
+        let mut last = 0;
+        loop {
+            let go_ns = self.go(&turn, last);
+            self.answer(&mut plugin, node, go_ns)?;
+            match plugin.read_exact(&mut message) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                result => result?,
+            }
+            let (kind, _, at) = number(&message);
+            if kind != AT || at < last {
+                return Err(bad(format!("message {kind} for {at} ns after {last} ns")));
+            }
+            let ps = at.checked_mul(PS).ok_or_else(|| bad("a time of centuries"))?;
+            turn.reach(ps).map_err(io::Error::other)?;
+            last = at;
+        }
+    }
+
+    /// Waits until the guests of all nodes are here.
+    fn all_begin(&self) {
+        let mut awaited = lock(&self.awaited);
+        *awaited = awaited.saturating_sub(1);
+        self.begun.notify_all();
+        while *awaited > 0 {
+            awaited = wait(&self.begun, awaited);
+        }
+    }
+
+    /// The time until which the guest may run from `at` on, in nanoseconds.
+    fn go(&self, turn: &Turn, at: u64) -> u64 {
+        let horizon = turn.horizon() / PS;
+        horizon.min(at.saturating_add(self.quantum_ns)).max(at.saturating_add(1))
+    }
+
+    fn answer(&self, plugin: &mut UnixStream, node: NodeId, go_ns: u64) -> io::Result<()> {
+        let vectors = {
+            let mut pending = lock(&self.pending[node.index()]);
+            let few = pending.len().min(MOST_VECTORS);
+            pending.drain(..few).collect::<Vec<_>>()
+        };
+        let mut answer = Vec::with_capacity(16 + 4 * vectors.len());
+        answer.extend(go_ns.to_le_bytes());
+        answer.extend((vectors.len() as u32).to_le_bytes());
+        answer.extend(0u32.to_le_bytes());
+        answer.extend(vectors.iter().flat_map(|vector| u32::from(*vector).to_le_bytes()));
+        plugin.write_all(&answer)
+    }
+}

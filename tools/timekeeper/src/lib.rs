@@ -1,0 +1,17 @@
+//! A plugin of QEMU that keeps a guest in the modelled time of its machine.
+//!
+//! QEMU counts the guest's instructions (`-icount shift=0,sleep=off`), and all of its clocks follow
+//! them. A timer of QEMU's virtual clock stops the guest where the machine allows it to run to. At
+//! each access to the device, too, the machine is told the time first, and lets the guest go on
+//! when it has got there. Interrupts come with its answers, and are delivered at that point.
+//!
+//! QEMU's executable exports the functions that its modules use. What is not part of the plugin API
+//! is no stable interface: everything is looked up when the plugin is loaded, and what is missing
+//! is named in one line.
+//!
+//! Load it with `-plugin file=libtofutime.so,pace=SOCKET`.
+#![deny(unsafe_code)]
+
+mod pace;
+#[allow(unsafe_code)]
+mod qemu;

@@ -1,0 +1,251 @@
+//! QEMU's side: its plugin API, and the functions that its executable exports for modules.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io;
+use std::process;
+use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::pace::{Go, Pace};
+
+/// Version of the plugin API that this was tried with: that of QEMU 11.1.
+#[unsafe(no_mangle)]
+pub(crate) static qemu_plugin_version: c_int = 7;
+
+/// `QEMU_CLOCK_VIRTUAL`: with instruction counting, the clock of the guest.
+const CLOCK_VIRTUAL: c_int = 1;
+/// Nanoseconds.
+const SCALE_NS: c_int = 1;
+/// Bytes for a `QEMUTimer`, which has 48.
+const TIMER: usize = 256;
+/// Places of `region_read` and `region_write` in `VFIODeviceIOOps` of QEMU 11.1.
+const REGION_READ: usize = 5;
+const REGION_WRITE: usize = 6;
+/// Bytes of a page of the host.
+const PAGE: usize = 4096;
+
+type ClockGet = unsafe extern "C" fn(c_int) -> i64;
+type TimerInit = unsafe extern "C" fn(
+    *mut c_void,
+    *mut c_void,
+    c_int,
+    c_int,
+    c_int,
+    unsafe extern "C" fn(*mut c_void),
+    *mut c_void,
+);
+type TimerMod = unsafe extern "C" fn(*mut c_void, i64);
+type MsixNotify = unsafe extern "C" fn(*mut c_void, u32);
+type Resolve = unsafe extern "C" fn(*const c_char, *const c_char, *mut bool) -> *mut c_void;
+type VcpuInit = unsafe extern "C" fn(u64, unsafe extern "C" fn(u32, *mut c_void), *mut c_void);
+type RegionRead = unsafe extern "C" fn(*mut c_void, u8, i64, u32, *mut c_void) -> c_int;
+type RegionWrite = unsafe extern "C" fn(*mut c_void, u8, i64, u32, *mut c_void, bool) -> c_int;
+
+/// QEMU's functions, and the state of this plugin.
+struct Plugin {
+    clock: ClockGet,
+    timer_init: TimerInit,
+    timer_mod: TimerMod,
+    msix_notify: MsixNotify,
+    resolve: Resolve,
+    /// `vfio_user_device_io_ops_sock`.
+    operations: usize,
+    /// A timer of QEMU's, which must not move.
+    timer: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    pace: Pace,
+    /// The device, once it exists.
+    device: usize,
+    read: Option<RegionRead>,
+    write: Option<RegionWrite>,
+}
+
+static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+
+/// Ends QEMU with a line: a guest that is out of the machine's time is of no use.
+fn end(why: &str) -> ! {
+    eprintln!("libtofutime: {why}");
+    process::exit(1)
+}
+
+fn plugin() -> &'static Plugin {
+    PLUGIN.get().unwrap_or_else(|| end("called before it was installed"))
+}
+
+/// The address of a symbol of QEMU's executable.
+fn symbol(name: &CStr) -> *mut c_void {
+    // SAFETY: the name ends with a zero; a null handle stands for the executable and its libraries.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if found.is_null() {
+        let name = name.to_string_lossy();
+        end(&format!("this QEMU has no {name}: 11.1 of Debian is known to work"));
+    }
+    found
+}
+
+impl Plugin {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The guest's time in nanoseconds.
+    fn now(&self) -> u64 {
+        // SAFETY: QEMU's function of this signature, which any thread may call.
+        u64::try_from(unsafe { (self.clock)(CLOCK_VIRTUAL) }).unwrap_or(0)
+    }
+
+    /// Does what an answer says: delivers interrupts, and stops the guest where it must.
+    fn obey(&self, state: &mut State, go: io::Result<Go>) {
+        let go = go.unwrap_or_else(|error| end(&format!("the machine is gone: {error}")));
+        for vector in go.vectors {
+            if state.device == 0 {
+                // SAFETY: QEMU's function; both texts end with a zero, and no flag is asked for.
+                state.device =
+                    unsafe { (self.resolve)(c"".as_ptr(), c"vfio-user-pci".as_ptr(), null_mut()) }
+                        as usize;
+            }
+            if state.device != 0 {
+                // SAFETY: an object of this type begins with its PCI device. The big lock is held
+                // in timers and in accesses to devices, which is all that this is called from.
+                unsafe { (self.msix_notify)(state.device as *mut c_void, vector) };
+            }
+        }
+        let until = i64::try_from(go.until_ns).unwrap_or(i64::MAX);
+        // SAFETY: the timer was initialised when the processor was, and never moves.
+        unsafe { (self.timer_mod)(self.timer as *mut c_void, until) };
+    }
+
+    /// Tells the machine the time, and waits until it has got there.
+    fn meet(&self) {
+        let mut state = self.state();
+        let go = state.pace.at(self.now());
+        self.obey(&mut state, go);
+    }
+}
+
+unsafe extern "C" fn tick(_: *mut c_void) {
+    plugin().meet();
+}
+
+unsafe extern "C" fn region_read(
+    device: *mut c_void,
+    region: u8,
+    offset: i64,
+    size: u32,
+    data: *mut c_void,
+) -> c_int {
+    let plugin = plugin();
+    plugin.meet();
+    let Some(read) = plugin.state().read else { end("a read before there is a device") };
+    // SAFETY: the function that this stands for, with its arguments.
+    let result = unsafe { read(device, region, offset, size, data) };
+    plugin.meet();
+    result
+}
+
+unsafe extern "C" fn region_write(
+    device: *mut c_void,
+    region: u8,
+    offset: i64,
+    size: u32,
+    data: *mut c_void,
+    _: bool,
+) -> c_int {
+    let plugin = plugin();
+    plugin.meet();
+    let Some(write) = plugin.state().write else { end("a write before there is a device") };
+    // SAFETY: as above. It is not posted: the device must have seen it at this time.
+    let result = unsafe { write(device, region, offset, size, data, false) };
+    plugin.meet();
+    result
+}
+
+/// Called when a virtual processor has been made.
+unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
+    if index > 0 {
+        end("a guest in modelled time has one processor: -smp 1");
+    }
+    let plugin = plugin();
+    let timer = plugin.timer as *mut c_void;
+    // SAFETY: the memory is large enough for a timer, and zeroed; a null group stands for QEMU's
+    // main one.
+    unsafe { (plugin.timer_init)(timer, null_mut(), CLOCK_VIRTUAL, SCALE_NS, 0, tick, null_mut()) };
+    let mut state = plugin.state();
+    let operations = plugin.operations as *mut [*mut c_void; REGION_WRITE + 1];
+    // SAFETY: the table has more places than that in QEMU 11.1, whose version was checked. It is
+    // read by threads that hold the big lock, as this one does, and its pages are made writable
+    // first. Both places have functions of these types.
+    unsafe {
+        let first = plugin.operations & !(PAGE - 1);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        if libc::mprotect(first as *mut c_void, 2 * PAGE, protection) != 0 {
+            end("the table of accesses cannot be written");
+        }
+        let table = &mut *operations;
+        if table[REGION_READ].is_null() || table[REGION_WRITE].is_null() {
+            end("the table of accesses is another one than that of QEMU 11.1");
+        }
+        state.read = Some(std::mem::transmute::<*mut c_void, RegionRead>(table[REGION_READ]));
+        state.write = Some(std::mem::transmute::<*mut c_void, RegionWrite>(table[REGION_WRITE]));
+        table[REGION_READ] = region_read as *mut c_void;
+        table[REGION_WRITE] = region_write as *mut c_void;
+    }
+    let go = state.pace.begin();
+    plugin.obey(&mut state, go);
+}
+
+/// The text of an argument of the plugin.
+///
+/// # Safety
+///
+/// `argument` is a text that ends with a zero.
+unsafe fn text(argument: *const c_char) -> String {
+    // SAFETY: promised by the caller.
+    unsafe { CStr::from_ptr(argument) }.to_string_lossy().into_owned()
+}
+
+/// Called by QEMU when it has loaded the plugin.
+///
+/// # Safety
+///
+/// As QEMU calls it: `argv` has `argc` texts.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn qemu_plugin_install(
+    id: u64,
+    _: *const c_void,
+    argc: c_int,
+    argv: *mut *mut c_char,
+) -> c_int {
+    // SAFETY: promised by QEMU.
+    let arguments = (0..usize::try_from(argc).unwrap_or(0)).map(|i| unsafe { text(*argv.add(i)) });
+    let paths: Vec<_> =
+        arguments.filter_map(|text| text.strip_prefix("pace=").map(str::to_owned)).collect();
+    let [path] = &paths[..] else { end("expected pace=SOCKET, as tofu serve prints it") };
+    let pace = Pace::connect(path).unwrap_or_else(|error| end(&format!("{path}: {error}")));
+    let state = State { pace, device: 0, read: None, write: None };
+    // SAFETY: QEMU's functions by their names, with the signatures of version 11.1.
+    let (plugin, register) = unsafe {
+        use std::mem::transmute;
+        let plugin = Plugin {
+            clock: transmute::<*mut c_void, ClockGet>(symbol(c"qemu_clock_get_ns")),
+            timer_init: transmute::<*mut c_void, TimerInit>(symbol(c"timer_init_full")),
+            timer_mod: transmute::<*mut c_void, TimerMod>(symbol(c"timer_mod_ns")),
+            msix_notify: transmute::<*mut c_void, MsixNotify>(symbol(c"msix_notify")),
+            resolve: transmute::<*mut c_void, Resolve>(symbol(c"object_resolve_path_type")),
+            operations: symbol(c"vfio_user_device_io_ops_sock") as usize,
+            timer: Box::leak(Box::new([0u64; TIMER / 8])).as_mut_ptr() as usize,
+            state: Mutex::new(state),
+        };
+        let register = symbol(c"qemu_plugin_register_vcpu_init_cb");
+        (plugin, transmute::<*mut c_void, VcpuInit>(register))
+    };
+    if PLUGIN.set(plugin).is_err() {
+        end("it is loaded twice");
+    }
+    // SAFETY: QEMU's function; the callback lives as long as the plugin, which is never unloaded.
+    unsafe { register(id, vcpu_init, null_mut()) };
+    0
+}

@@ -1,0 +1,117 @@
+//! `tofu serve --time modelled`: devices for guests that QEMU keeps in modelled time.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use serde_json::json;
+use tofu_abi::Generation;
+use tofu_abi::topology::Shape;
+use tofu_linux_nodes::qemu;
+use tofu_spec::plan::Plan;
+use tofu_spec::units::{Doorbell, MemorySize};
+use tofu_supervisor::event::Event;
+use tofu_supervisor::session::Session;
+use tofu_supervisor::timed::{Sockets, TimedNodes};
+use tofu_sync::queue::Receiver;
+use tofu_ui::exit;
+use tofu_vfio_user::Backing;
+
+use super::ServeArgs;
+
+/// The most nodes: each takes threads, and one guest runs at a time.
+const MOST: u32 = 64;
+/// The plugin's file.
+const PLUGIN: &str = "libtofutime.so";
+
+/// Refuses what a machine in modelled time does not have.
+pub(super) fn check(args: &ServeArgs, plan: &Plan) -> anyhow::Result<Generation> {
+    let Some(generation) = plan.interconnect.tofu() else {
+        bail!("--time modelled is for generations of Tofu: TNW's devices have no guests there yet");
+    };
+    ensure!(
+        args.doorbell != Some(Doorbell::Polled),
+        "--time modelled has trapped doorbells: memory that is polled has no time"
+    );
+    ensure!(args.engines.is_none(), "--time modelled has no engine threads: leave out --engines");
+    ensure!(args.metrics.is_none(), "--time modelled has no --metrics yet");
+    let nodes = plan.network.shape.nodes();
+    ensure!(nodes <= MOST, "--time modelled takes at most {MOST} nodes, and there are {nodes}");
+    Ok(generation)
+}
+
+/// Serves the devices until a signal comes. Returns the exit code.
+pub(super) fn run(
+    args: &ServeArgs,
+    (generation, shape): (Generation, Shape),
+    session: &mut Session,
+    folder: &Path,
+    events: &Receiver<Event>,
+) -> anyhow::Result<u8> {
+    let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
+    let nodes = TimedNodes::serve(generation, shape, folder, backing, args.quantum)?;
+    let sockets = nodes.sockets();
+    for (_, device, pace) in &sockets {
+        session.janitor.remove_file(device)?;
+        session.janitor.remove_file(pace)?;
+    }
+    print(args, (generation, shape), session, &sockets)?;
+    let code = loop {
+        match events.recv()? {
+            Event::Signal(signal) => break exit::of_signal(signal),
+            Event::Down => break 0,
+            _ => {}
+        }
+    };
+    drop(nodes);
+    Ok(code)
+}
+
+/// The plugin, beside this program.
+fn plugin() -> anyhow::Result<PathBuf> {
+    let itself = std::env::current_exe().context("finding this program")?;
+    Ok(itself.with_file_name(PLUGIN))
+}
+
+fn print(
+    args: &ServeArgs,
+    (generation, shape): (Generation, Shape),
+    session: &Session,
+    sockets: &[Sockets],
+) -> anyhow::Result<()> {
+    let (mut out, plugin, name) = (io::stdout().lock(), plugin()?, session.dir.name());
+    if args.json {
+        let nodes = sockets.iter().map(
+            |(at, device, pace)| json!({ "node": at.to_array(), "socket": device, "pace": pace }),
+        );
+        let machine = json!({
+            "machine": name, "generation": generation.name(), "shape": shape.to_string(),
+            "time": "modelled", "plugin": plugin, "nodes": nodes.collect::<Vec<_>>(),
+        });
+        writeln!(out, "{machine}")?;
+        return Ok(out.flush()?);
+    }
+    writeln!(out, "machine {name}: {} devices of {generation} in modelled time", sockets.len())?;
+    for (at, device, _) in sockets {
+        writeln!(out, "{at}  {}", device.display())?;
+    }
+    if !plugin.exists() {
+        writeln!(
+            out,
+            "\n{} is missing: cargo build --release -p tofu-timekeeper",
+            plugin.display()
+        )?;
+    }
+    let Some((_, device, pace)) = sockets.first() else { return Ok(()) };
+    let memory = qemu::memory_arguments(MemorySize::LINUX_DEFAULT, "q35").join(" ");
+    writeln!(out, "\nQEMU 11.1, one for each node; time begins when all are there:")?;
+    writeln!(out, "  qemu-system-x86_64 {memory} -smp 1 \\")?;
+    writeln!(out, "    -accel tcg,thread=single -icount shift=0,sleep=off \\")?;
+    writeln!(out, "    -rtc clock=vm,base=2026-01-01 -seed 1 \\")?;
+    writeln!(out, "    -plugin file={},pace={} \\", plugin.display(), pace.display())?;
+    writeln!(out, "    -device '{}'", qemu::device_argument(device))?;
+    writeln!(out, "On the kernel's command line of each guest:")?;
+    writeln!(out, "  tsc_early_khz=1000000 tsc=reliable no_timer_check")?;
+    writeln!(out, "\nCtrl-C ends it.")?;
+    Ok(out.flush()?)
+}
