@@ -21,7 +21,7 @@ use tofu_pci::{EndpointDevice, PciFunction};
 use tofu_programs::FIRMWARE;
 use tofu_sandbox::Role;
 use tofu_sync::lock;
-use tofu_vmm::{Attachment, Hypervisor, Registers, Vm, VmConfig, Windows};
+use tofu_vmm::{Attachment, Holder, Hypervisor, Registers, Vm, VmConfig, Windows};
 use vm_memory::{GuestMemoryBackend, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -33,6 +33,11 @@ use crate::machine::AnyMachine;
 use crate::registry::{Registry, SmallGuests};
 use tofu_spec::plan::{Plan, VmPlan};
 use tofu_spec::units::BootFrom;
+
+/// The bytes of a guest's memory that are worth ending it for, if memory runs out.
+const WORTH_ENDING: u64 = 2 << 20;
+/// The time in which a guest ends.
+const LEAVING: Duration = Duration::from_millis(200);
 
 /// Threads for each processor that make virtual machines: KVM lets one wait more than half of the
 /// time. More would wait for each other.
@@ -235,6 +240,55 @@ impl Guests {
         let all = self.all();
         let regions = all.guests.values().flat_map(|guest| guest.vm.memory().iter());
         regions.map(|region| region.as_ptr() as u64).collect()
+    }
+
+    /// Ends guests until there are `reserve` bytes of memory: `now` bytes are left now, and `left`
+    /// returns them later. Returns whether there was a guest to end.
+    pub(crate) fn relieve(
+        &self,
+        mut now: u64,
+        reserve: u64,
+        left: &dyn Fn() -> Option<u64>,
+    ) -> bool {
+        let all = self.all();
+        // Those that stand still touch no memory.
+        let holders = all.guests.values().map(|guest| guest.vm.holder());
+        let held: Vec<_> = holders.filter(Holder::hold).collect();
+        let found = loop {
+            if !self.end_largest(&all, now) {
+                break false;
+            }
+            match left() {
+                Some(left) if left < reserve => now = left,
+                _ => break true,
+            }
+        };
+        held.iter().for_each(Holder::resume);
+        found
+    }
+
+    /// Ends the guest with most of the host's memory, and gives that back: `left` bytes are left.
+    /// Returns whether there was one to end.
+    fn end_largest(&self, all: &All, left: u64) -> bool {
+        let running =
+            all.guests.iter().filter(|(_, guest)| guest.vm.wait(Duration::ZERO).is_none());
+        let sizes = running.map(|(id, guest)| (guest.vm.resident().unwrap_or(0), id, guest));
+        let Some((size, id, guest)) = sizes.max_by_key(|(size, ..)| *size) else { return false };
+        if size < WORTH_ENDING {
+            return false;
+        }
+        let (left, size) = (left >> 20, size >> 20);
+        log::info!("{}: ended for its memory, {size} MiB", self.plan.coords(*id));
+        guest.vm.holder().end(format!(
+            "memory runs out: {left} MiB are left, and this node has most, {size} MiB"
+        ));
+        // It takes longer only if its output is not read.
+        if guest.vm.wait(LEAVING).is_some()
+            && let Err(error) = guest.vm.give_back()
+        {
+            log::warn!("memory of an ended guest: {error}");
+        }
+        true
     }
 
     /// Ends all guests that still run. No guest can be started afterwards.

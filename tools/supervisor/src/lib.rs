@@ -32,5 +32,6 @@ pub mod server;
 pub mod session;
 mod settings;
 pub mod shards;
+mod shortage;
 pub mod timed;
 pub mod trace;

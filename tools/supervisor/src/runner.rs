@@ -29,7 +29,7 @@ use crate::machine::AnyMachine;
 use crate::node::LinuxBackend;
 use crate::registry::{Registry, SmallGuests};
 use crate::shards::Others;
-use crate::{netboot, programs};
+use crate::{memory, netboot, programs, shortage};
 use tofu_spec::plan::{Network, Plan};
 use tofu_spec::units::{Doorbell, Engines, Interconnect, ShardOf};
 
@@ -106,13 +106,16 @@ pub struct Machines {
     pub others: Option<Others>,
     /// The rights that its threads give up.
     pub confinement: Confinement,
+    /// Returns the memory of the host that is left, in bytes, if that is known.
+    pub memory: fn() -> Option<u64>,
 }
 
 impl Machines {
     /// Runs machines of small guests only, without a registry.
     pub fn bare(confinement: Confinement) -> Self {
         let (linux, registry, gateway, others) = (None, None, None, None);
-        Self { linux, registry, gateway, captures: Vec::new(), others, confinement }
+        let (captures, memory) = (Vec::new(), memory::available);
+        Self { linux, registry, gateway, captures, others, confinement, memory }
     }
 }
 
@@ -213,7 +216,9 @@ impl Backend for Machines {
                 all: Default::default(),
             })
         });
+        let shortage = guests.as_ref().map(|guests| shortage::Watch::start(guests, self.memory));
         let mut running = Local {
+            _shortage: shortage.transpose()?,
             guests,
             linux: None,
             boot_server: None,
@@ -334,6 +339,7 @@ pub fn doorbells(doorbell: Doorbell, guests: usize, cores: usize, engines: usize
 /// A machine that runs in this process.
 struct Local {
     // Dropped in this order: no vCPU may be left when the engines stop.
+    _shortage: Option<shortage::Watch>,
     guests: Option<Arc<Guests>>,
     linux: Option<Box<dyn Send>>,
     boot_server: Option<IoNode>,

@@ -13,6 +13,7 @@ use crate::confine::Confinement;
 use crate::event::EventSender;
 use crate::gateway::{self, GatewaySetup};
 use crate::janitor::Janitor;
+use crate::memory;
 use crate::node::LinuxBackend;
 use crate::registry::Registry;
 use crate::runner::Machines;
@@ -95,6 +96,7 @@ impl Session {
             captures: std::mem::take(&mut self.captures),
             others: self.others.take(),
             confinement: self.confinement.clone(),
+            memory: memory::available,
         }
     }
 }

@@ -34,6 +34,9 @@ pub fn shared_region(_: usize) -> Result<Arc<MmapRegion<()>>, Error> {
     Err(Error::OtherHost)
 }
 
+/// Leaves the thread alone, as there are no guests that compete with it.
+pub fn run_soon() {}
+
 /// Leaves the heap alone, as there is no KVM to hear of it.
 pub fn share_heap() {}
 
@@ -122,6 +125,10 @@ impl Holder {
         match self.0 {}
     }
 
+    pub fn hold(&self) -> bool {
+        match self.0 {}
+    }
+
     pub fn resume(&self) {
         match self.0 {}
     }
@@ -131,6 +138,10 @@ impl Holder {
     }
 
     pub fn stop(&self) {
+        match self.0 {}
+    }
+
+    pub fn end(&self, _: String) {
         match self.0 {}
     }
 }
@@ -175,6 +186,14 @@ impl Vm {
     }
 
     pub fn memory(&self) -> &GuestMemory {
+        match self.0 {}
+    }
+
+    pub fn resident(&self) -> Result<u64, Error> {
+        match self.0 {}
+    }
+
+    pub fn give_back(&self) -> Result<(), Error> {
         match self.0 {}
     }
 

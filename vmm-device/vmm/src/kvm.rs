@@ -24,7 +24,7 @@ mod windows;
 use vmm_sys_util::errno;
 
 pub use host::Hypervisor;
-pub use limits::share_heap;
+pub use limits::{run_soon, share_heap};
 pub use pages::shared_region;
 pub use probe::probe;
 pub use tsc::host_tsc_khz;

@@ -39,8 +39,8 @@ mod support;
 pub use config::{KernelEntry, LinuxBoot, Slot, Viot, VmConfig};
 pub use error::{Error, KernelError};
 pub use kvm::{
-    Attachment, ConsoleInput, Holder, Hypervisor, Vm, Windows, host_tsc_khz, probe, share_heap,
-    shared_region,
+    Attachment, ConsoleInput, Holder, Hypervisor, Vm, Windows, host_tsc_khz, probe, run_soon,
+    share_heap, shared_region,
 };
 pub use outcome::{Fault, Outcome, Registers};
 pub use support::{HostSupport, LinuxSupport, Virtualisation};

@@ -81,6 +81,8 @@ pub enum Outcome {
     InternalError(Box<Fault>),
     /// [`crate::Vm::stop`] ended it.
     Stopped,
+    /// [`crate::Holder::end`] ended it, for this reason.
+    Ended(String),
 }
 
 impl fmt::Display for Outcome {
@@ -91,6 +93,7 @@ impl fmt::Display for Outcome {
             Self::PoweredOff => f.write_str("switched the machine off"),
             Self::TripleFault(fault) | Self::InternalError(fault) => fault.fmt(f),
             Self::Stopped => f.write_str("was stopped"),
+            Self::Ended(reason) => f.write_str(reason),
         }
     }
 }

@@ -200,6 +200,26 @@ fn vm_replaces_a_former_one() {
     }
 }
 
+/// One that is ended for a reason says so, and its memory can be given back then.
+#[test]
+fn ended_guest_has_its_reason_and_gives_memory_back() {
+    let kvm = kvm!();
+    let guest = Guest::new(&kvm);
+    assert_eq!(guest.vm.resident().unwrap(), 0);
+    guest.start("test=hang");
+    guest.wait_for_line("spinning");
+    assert!(guest.vm.resident().unwrap() > 64 << 10);
+    assert!(matches!(guest.vm.give_back(), Err(Error::State("still running"))));
+    guest.vm.holder().end("too large".to_owned());
+    let outcome = guest.end();
+    assert_eq!(
+        (outcome.to_string(), outcome),
+        ("too large".into(), Outcome::Ended("too large".into()))
+    );
+    guest.vm.give_back().unwrap();
+    assert_eq!(guest.vm.resident().unwrap(), 0);
+}
+
 /// A spinning vCPU and a sleeping one both answer and stop at once.
 #[test]
 fn hanging_guests_show_registers_and_stop() {

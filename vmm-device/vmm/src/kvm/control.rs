@@ -167,6 +167,20 @@ impl Control {
         })
     }
 
+    /// Asks all vCPUs to halt, without waiting for them. False if they are halted already, or the
+    /// VM has ended.
+    pub(crate) fn hold(&self) -> bool {
+        {
+            let mut state = lock(&self.state);
+            if state.request != RunRequest::Run {
+                return false;
+            }
+            state.request = RunRequest::Pause;
+        }
+        self.call_all();
+        true
+    }
+
     /// Lets paused vCPUs go on.
     pub(crate) fn resume(&self) {
         {

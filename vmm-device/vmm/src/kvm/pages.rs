@@ -66,6 +66,30 @@ pub(crate) fn protect(alias: &MmapRegion<()>, read_only: bool) -> Result<(), Err
     Ok(())
 }
 
+/// The bytes of guest memory that the host has pages for. What lies in swap is not counted.
+pub(crate) fn resident(memory: &GuestMemory) -> Result<u64, Error> {
+    const PAGE: usize = 4096;
+    const STEP: usize = 1 << 30;
+    let mut present = Vec::new();
+    let mut pages = 0;
+    for region in memory.iter() {
+        for at in (0..region.size()).step_by(STEP) {
+            let len = STEP.min(region.size() - at);
+            present.clear();
+            present.resize(len.div_ceil(PAGE), 0u8);
+            // SAFETY: the mapping is alive and the range lies in it; there is a byte for each of
+            // its pages.
+            let result =
+                unsafe { libc::mincore(region.as_ptr().add(at).cast(), len, present.as_mut_ptr()) };
+            if result != 0 {
+                return Err(Error::host("looking at guest memory")(io::Error::last_os_error()));
+            }
+            pages += present.iter().filter(|byte| **byte & 1 != 0).count() as u64;
+        }
+    }
+    Ok(pages * PAGE as u64)
+}
+
 /// Gives the pages of guest memory back to the host: it is all zeros then.
 ///
 /// # Errors

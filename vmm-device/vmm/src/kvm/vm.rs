@@ -53,6 +53,12 @@ impl Holder {
         self.0.pause(ANSWER_TIMEOUT)
     }
 
+    /// Pauses without waiting for the vCPUs, which halt as soon as they run in the guest again.
+    /// False if the VM is paused already, or has ended.
+    pub fn hold(&self) -> bool {
+        self.0.hold()
+    }
+
     /// As [`Vm::resume`].
     pub fn resume(&self) {
         self.0.resume();
@@ -66,6 +72,11 @@ impl Holder {
     /// Ends the VM if it still runs. Does not wait for it.
     pub fn stop(&self) {
         self.0.stop();
+    }
+
+    /// The same, with a reason, which is the outcome.
+    pub fn end(&self, reason: String) {
+        self.0.end(Outcome::Ended(reason));
     }
 }
 
@@ -187,6 +198,26 @@ impl Vm {
     /// Guest memory, for devices. The references returned may outlive the VM.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
+    }
+
+    /// The bytes of guest memory that take memory of the host's now.
+    ///
+    /// # Errors
+    /// [`Error::Host`] if the host does not tell.
+    pub fn resident(&self) -> Result<u64, Error> {
+        pages::resident(&self.memory)
+    }
+
+    /// Gives the memory of a VM that has ended back to the host. Who reads it finds zeros.
+    ///
+    /// # Errors
+    /// [`Error::State`] if it still runs, or shares its memory with another process;
+    /// [`Error::Host`].
+    pub fn give_back(&self) -> Result<(), Error> {
+        match self.wait(Duration::ZERO) {
+            Some(_) => pages::empty(&self.memory),
+            None => Err(Error::State("still running")),
+        }
     }
 
     /// Puts a function in the next free slot of bus 0, from 1 on, and assigns its
