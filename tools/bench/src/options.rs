@@ -32,7 +32,7 @@ choices! {
     Guests = "guests",
     /// Barriers and sums of twelve guests, by gates and by Puts
     Barrier = "barrier",
-    /// Machines of 1 to 192 nodes from start to end, and their memory
+    /// Machines of 1 to 1536 nodes from start to end, and their memory
     Boot = "boot",
     /// Linux nodes until they are ready: clones, against nodes that boot
     Clones = "clones",

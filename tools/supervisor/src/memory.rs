@@ -50,7 +50,7 @@ impl Group {
     fn left(&self) -> Option<u64> {
         let limit: u64 = self.limit.trim().parse().ok()?;
         let used: u64 = self.used.trim().parse().ok()?;
-        // Of the group and those in it; version 1 has its own name for that.
+        // Of the group and those in it; version 1 has another name for that.
         let stat = |name: &str| {
             let value = |name: &str| {
                 let words = self.stat.lines().filter_map(|line| line.split_once(' '));

@@ -14,7 +14,8 @@ use anyhow::Context;
 
 use crate::guests::Guests;
 
-/// What must be left is this part of what was left at first, within these bounds in bytes.
+/// The memory that must be left: this part of the memory that was left at first, within these
+/// bounds in bytes.
 const RESERVE: (u64, u64, u64) = (8, 16 << 20, 1 << 30);
 /// The bytes that a processor's guests can touch in a second, with room: each page is zeroed.
 const RATE: u64 = 8 << 30;
@@ -114,7 +115,7 @@ mod tests {
         assert_eq!(pause(u64::MAX, 1), PAUSES[1]);
     }
 
-    /// What the machine of the next test sees; it is low once.
+    /// The memory that the machine of the next test sees; it is low once.
     static LEFT: AtomicU64 = AtomicU64::new(1 << 30);
 
     #[test]
