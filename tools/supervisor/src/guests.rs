@@ -42,6 +42,9 @@ const LEAVING: Duration = Duration::from_millis(200);
 /// Threads for each processor that make virtual machines: KVM lets one wait more than half of the
 /// time. More would wait for each other.
 const BOOTS_PER_CORE: usize = 2;
+/// The most of these threads. While KVM makes a virtual machine, it locks all memory of the process
+/// for a part of the time.
+const MOST_BOOTS: usize = 16;
 
 /// Starts the small guests of a machine, also again after they have ended, and keeps them.
 pub(crate) struct Guests {
@@ -98,7 +101,7 @@ impl Guests {
     pub(crate) fn boot_all(&self) -> anyhow::Result<()> {
         let nodes: Vec<_> = self.plan.bare().map(|(id, _)| id).collect();
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = (cores * BOOTS_PER_CORE).min(nodes.len());
+        let threads = (cores * BOOTS_PER_CORE).min(MOST_BOOTS).min(nodes.len());
         let left = &Mutex::new(nodes.into_iter());
         let boot = || {
             // No guard lives while a guest boots.
