@@ -457,7 +457,7 @@ mod tests {
         assert_eq!(memory_finding(100 << 20).level, Level::Note);
         assert_eq!(
             memory_finding(1 << 30).text,
-            "1024 MiB available, enough for 64 nodes of 16MiB"
+            "1024 MiB available, enough for 64 nodes that use all of their 16MiB"
         );
         assert_eq!(files_finding(Some(256), Some(1024)).level, Level::Note);
         assert_eq!(files_finding(Some(1024), None).level, Level::Good);
