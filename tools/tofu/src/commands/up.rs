@@ -131,7 +131,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let (mut plan, same) = args.plan()?;
     let joined = args.shards.join.asked();
     let LinuxArgs { detach, detached, .. } = args.machine.linux;
-    check_host(&plan, detach, detached)?;
+    check_host(&plan, &args.machine.linux)?;
     if args.check {
         return check::describe(&plan, args.json);
     }
@@ -217,11 +217,12 @@ fn join(
     shards::join(dir, machine.as_str(), same, own)
 }
 
-/// Refuses a machine that this host cannot run.
-fn check_host(plan: &Plan, detach: bool, detached: bool) -> anyhow::Result<()> {
+/// Refuses a machine that this host cannot run. Warns about one that it may not run to its end.
+fn check_host(plan: &Plan, linux: &LinuxArgs) -> anyhow::Result<()> {
     let warning = check_memory(plan, memory::available())?;
-    linux::check(plan, detach)?;
-    if let Some(warning) = warning.filter(|_| !detached) {
+    linux::check(plan, linux.detach)?;
+    // The command that starts the detached one has warned already.
+    if let Some(warning) = warning.filter(|_| !linux.detached) {
         tell!("tofu: {warning}");
     }
     Ok(())
