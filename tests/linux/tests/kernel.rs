@@ -4,10 +4,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use serde_json::Value;
 use tofu_image::{Cache, Silent, TCG_ARGUMENTS};
-use tofu_linux_tests::{Image, MOMENT, Place, Typed, kill, vfio_selftests, wait_for};
+use tofu_linux_tests::{
+    Image, MOMENT, Place, Running, Typed, interrupt, kill, vfio_selftests, wait_for,
+};
 
 /// The folder of this workspace.
 fn workspace() -> PathBuf {
@@ -154,15 +157,8 @@ impl Client<'_> {
     }
 }
 
-#[test]
-fn lspci_describes_a_served_device() {
-    const TEST: &str = "lspci_describes_a_served_device";
-    let Some(place) = Place::new(TEST, Image::Newest) else { return };
-    let images = place.run(&["image", "ls", "--json"]).json();
-    let image = images.as_array().unwrap().iter().find(|image| image["name"] == "tofu-tests");
-    let client = Client { place: &place, image: image.unwrap() };
-
-    // Replaces the name in the printed command line by the QEMU that machines here run under.
+/// Replaces the name in a printed command line by the QEMU that machines here run under.
+fn replace_qemu(place: &Place) {
     let qemu = Cache::from_env().unwrap().qemu(None, &Silent).unwrap();
     let words = qemu.command();
     let words = [words.get_program()].into_iter().chain(words.get_args());
@@ -175,12 +171,78 @@ fn lspci_describes_a_served_device() {
     let script = place.path().join("bin/qemu-system-x86_64");
     fs::write(&script, format!("#!/bin/sh\nexec env {} \"$@\"\n", words.join(" "))).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+}
 
-    let mut serve = place.start(&["serve", "--shape", "2x1x1x1x1x1"]);
+/// What `tofu serve` prints, once it serves.
+fn printed(serve: &mut Running) -> String {
     let mut text = String::new();
     while !text.contains("Ctrl-C ends it.") {
         text += &serve.line();
     }
+    text
+}
+
+/// Two guests in modelled time measure the same, whatever this host does beside them.
+#[test]
+fn guests_in_modelled_time_measure_the_machine() {
+    const TEST: &str = "guests_in_modelled_time_measure_the_machine";
+    const TALK: &str = "pingpong shape=2x1x1x1x1x1 nodes=2 wait=poll count=200 max=64 json=1";
+    let Some(place) = Place::new(TEST, Image::Newest) else { return };
+    let images = place.run(&["image", "ls", "--json"]).json();
+    let image = images.as_array().unwrap().iter().find(|image| image["name"] == "tofu-tests");
+    replace_qemu(&place);
+    let mut serve = place.start(&["serve", "--shape", "2x1x1x1x1x1", "--time", "modelled"]);
+    let text = printed(&mut serve);
+    let begin = text.find("qemu-system-x86_64").unwrap();
+    let line = text[begin..].split("\nOn the kernel").next().unwrap().replace("\\\n", " ");
+    let iommu = "-machine q35,kernel-irqchip=split,memory-backend=ram \
+                 -device intel-iommu,caching-mode=on";
+    let line = line.replace("-machine q35,memory-backend=ram", iommu);
+    let other = line.replace("node-0-0-0-0-0-0", "node-1-0-0-0-0-0");
+    let boot = |line: &str| Client { place: &place, image: image.unwrap() }.boot(line);
+    let runs = thread::scope(|s| {
+        // Time begins when both are there.
+        let second = s.spawn(|| boot(&other));
+        let mut guests = [boot(&line), second.join().unwrap()];
+        let runs = [0, 1].map(|_| {
+            let [first, second] = &mut guests;
+            thread::scope(|s| {
+                s.spawn(|| second.run(TALK));
+                first.run(TALK)
+            })
+        });
+        guests.into_iter().for_each(|guest| kill(guest.id()));
+        runs
+    });
+    let tables: Vec<Value> = runs
+        .iter()
+        .map(|text| serde_json::from_str(text.trim()).unwrap_or_else(|_| panic!("{text}")))
+        .collect();
+    eprintln!("{tables:?}");
+    for table in &tables {
+        let row = &table["rows"][0];
+        assert_eq!(row["bytes"], 8);
+        assert_eq!(row["min_us"], row["p50_us"], "{row}");
+        // Hardware takes 0.8 us of it; the rest is 1 ns for each instruction of the guests.
+        let one_way = row["p50_us"].as_f64().unwrap();
+        assert!((0.9..5.0).contains(&one_way), "{row}");
+    }
+    assert_eq!(tables[0]["rows"][0]["p50_us"], tables[1]["rows"][0]["p50_us"]);
+    interrupt(serve.id());
+    assert_eq!(serve.end(MOMENT).code, Some(130));
+}
+
+#[test]
+fn lspci_describes_a_served_device() {
+    const TEST: &str = "lspci_describes_a_served_device";
+    let Some(place) = Place::new(TEST, Image::Newest) else { return };
+    let images = place.run(&["image", "ls", "--json"]).json();
+    let image = images.as_array().unwrap().iter().find(|image| image["name"] == "tofu-tests");
+    let client = Client { place: &place, image: image.unwrap() };
+
+    replace_qemu(&place);
+    let mut serve = place.start(&["serve", "--shape", "2x1x1x1x1x1"]);
+    let text = printed(&mut serve);
     // The line that it prints for QEMU, with the changes that it recommends for VFIO in the guest.
     let begin = text.find("qemu-system-x86_64").unwrap();
     let line = text[begin..].split("\n  and for VFIO").next().unwrap();

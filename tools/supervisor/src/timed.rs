@@ -41,10 +41,12 @@ struct Paces {
     /// Nodes whose guests have not begun yet.
     awaited: Mutex<usize>,
     begun: Condvar,
+    stopped: Mutex<bool>,
 }
 
 /// Devices of a machine in modelled time, on their sockets. Dropping it closes and removes them.
 pub struct TimedNodes {
+    paces: Arc<Paces>,
     nodes: Vec<Node>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -96,8 +98,9 @@ impl TimedNodes {
             quantum_ns: quantum_ns.max(1),
             awaited: Mutex::new(ids.len()),
             begun: Condvar::new(),
+            stopped: Mutex::new(false),
         });
-        let mut served = Self { nodes: Vec::new(), threads: Vec::new() };
+        let mut served = Self { paces: Arc::clone(&paces), nodes: Vec::new(), threads: Vec::new() };
         for ((id, memory), turn) in ids.into_iter().zip(memories).zip(turns) {
             let function = Function::new(&engine, id)?.context("a node of the machine")?;
             served.add(&paces, (id, turn), Arc::new(function), memory, folder)?;
@@ -131,7 +134,10 @@ impl TimedNodes {
         let (paces, listener, connected) =
             (Arc::clone(paces), pace.listener()?, Arc::clone(&plugin));
         let run = move || {
-            if let Err(error) = paces.keep(id, turn, &listener, &connected) {
+            let ended = paces.keep(id, turn, &listener, &connected);
+            // Closes the connection, which this holds, too.
+            *lock(&connected) = None;
+            if let Err(error) = ended {
                 log::error!("node {at}: its guest is out of modelled time: {error}");
             }
         };
@@ -149,6 +155,7 @@ impl TimedNodes {
 
 impl Drop for TimedNodes {
     fn drop(&mut self) {
+        *lock(&self.paces.stopped) = true;
         for node in &self.nodes {
             node.server.stop();
             if let Some(plugin) = &*lock(&node.plugin) {
@@ -181,14 +188,23 @@ impl Paces {
         listener: &UnixListener,
         connected: &Mutex<Option<UnixStream>>,
     ) -> io::Result<()> {
-        let (mut plugin, _) = listener.accept()?;
-        *lock(connected) = Some(plugin.try_clone()?);
         let mut message = [0; REQUEST];
-        plugin.read_exact(&mut message)?;
-        let (kind, version, _) = number(&message);
-        if (kind, version) != (BEGIN, VERSION) {
-            return Err(bad(format!("the plugin speaks version {version}, not {VERSION}")));
-        }
+        let mut plugin = loop {
+            let (mut plugin, _) = listener.accept()?;
+            *lock(connected) = Some(plugin.try_clone()?);
+            if *lock(&self.stopped) {
+                return Ok(());
+            }
+            let spoken = plugin.read_exact(&mut message).map(|()| number(&message));
+            match spoken {
+                Ok((BEGIN, VERSION, _)) => break plugin,
+                Ok((_, version, _)) => {
+                    log::warn!("the plugin of a guest speaks version {version}, not {VERSION}");
+                }
+                Err(error) => log::warn!("the plugin of a guest: {error}"),
+            }
+            *lock(connected) = None;
+        };
         self.all_begin();
         turn.begin().map_err(io::Error::other)?;
         let mut last = 0;
@@ -237,5 +253,106 @@ impl Paces {
         answer.extend(0u32.to_le_bytes());
         answer.extend(vectors.iter().flat_map(|vector| u32::from(*vector).to_le_bytes()));
         plugin.write_all(&answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A plugin's side of a pace.
+    struct Plugin(UnixStream);
+
+    impl Plugin {
+        fn connect(sockets: &Sockets) -> Self {
+            Self(UnixStream::connect(&sockets.2).unwrap())
+        }
+
+        fn say(&mut self, kind: u32, version: u32, ns: u64) {
+            let head = [kind.to_le_bytes(), version.to_le_bytes()].concat();
+            self.0.write_all(&[head, ns.to_le_bytes().to_vec()].concat()).unwrap();
+        }
+
+        /// The time until which the guest may run; `None` if the machine has hung up.
+        fn hear(&mut self) -> Option<u64> {
+            let mut answer = [0; 16];
+            self.0.read_exact(&mut answer).ok()?;
+            assert_eq!(answer[8..], [0; 8], "interrupts");
+            Some(u64::from_le_bytes(answer[..8].try_into().unwrap()))
+        }
+
+        fn begin(&mut self) -> Option<u64> {
+            self.say(BEGIN, VERSION, 0);
+            self.hear()
+        }
+
+        fn at(&mut self, ns: u64) -> Option<u64> {
+            self.say(AT, 0, ns);
+            self.hear()
+        }
+    }
+
+    fn serve(folder: &Path) -> TimedNodes {
+        let shape = "1x1x1x2x1x1".parse().unwrap();
+        TimedNodes::serve(Generation::Fugaku, shape, folder, Backing::Sealed, 1000).unwrap()
+    }
+
+    #[test]
+    fn guests_take_turns_in_order_of_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let nodes = serve(folder.path());
+        let [first, second] = &nodes.sockets()[..] else { panic!("two nodes") };
+        let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+        thread::scope(|s| {
+            let other = s.spawn(|| {
+                // Time begins when both are there. None of them uses its device.
+                assert_eq!(b.begin(), Some(1000));
+                assert_eq!(b.at(400), Some(1400));
+                b
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert!(!other.is_finished(), "it did not wait");
+            assert_eq!(a.begin(), Some(1000));
+            a.say(AT, 0, 500);
+            b = other.join().unwrap();
+            // The first has 500 ns behind it, and waits for the second.
+            b.say(AT, 0, 2000);
+            assert_eq!(a.hear(), Some(1500));
+            a.say(AT, 0, 2001);
+            assert_eq!(b.hear(), Some(3000));
+            drop(b);
+            // A guest that has gone holds up the other one no longer.
+            assert_eq!(a.hear(), Some(3001));
+        });
+        drop(nodes);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn plugin_that_breaks_the_protocol_is_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let nodes = serve(folder.path());
+        let [first, second] = &nodes.sockets()[..] else { panic!("two nodes") };
+        let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+        a.say(BEGIN, VERSION, 0);
+        b.say(BEGIN, VERSION, 0);
+        assert_eq!(a.hear(), Some(1000));
+        a.say(AT, 0, 950);
+        assert_eq!(b.hear(), Some(1000));
+        // Time does not go back.
+        assert_eq!(b.at(900), Some(1900));
+        assert_eq!(b.at(899), None);
+        assert_eq!(a.hear(), Some(1950));
+        assert_eq!(a.at(5000), Some(6000));
+        drop(nodes);
+        assert_eq!(a.hear(), None);
+
+        let folder = tempfile::tempdir().unwrap();
+        let nodes = serve(folder.path());
+        let mut old = Plugin::connect(&nodes.sockets()[0]);
+        old.say(BEGIN, VERSION + 1, 0);
+        assert_eq!(old.hear(), None);
     }
 }
