@@ -246,7 +246,8 @@ impl Guests {
     }
 
     /// Ends guests until there are `reserve` bytes of memory: `now` bytes are left now, and `left`
-    /// returns them later. Returns whether there was a guest to end.
+    /// returns them later. Returns whether there was a guest to end: none is if all have less than
+    /// the reserve together, because others use the memory then.
     pub(crate) fn relieve(
         &self,
         mut now: u64,
@@ -254,6 +255,10 @@ impl Guests {
         left: &dyn Fn() -> Option<u64>,
     ) -> bool {
         let all = self.all();
+        let sizes = all.guests.values().map(|guest| guest.vm.resident().unwrap_or(0));
+        if sizes.sum::<u64>() < reserve {
+            return false;
+        }
         // Those that stand still touch no memory.
         let holders = all.guests.values().map(|guest| guest.vm.holder());
         let held: Vec<_> = holders.filter(Holder::hold).collect();
