@@ -18,6 +18,7 @@ use tofu_driver::{
     Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, PacketConfig, Platform, Target,
 };
 use tofu_inproc::{Arena, Backend, InProcess, Interrupts, Pair};
+use tofu_ipotofu::offload::{HEAD, Metadata};
 use tofu_ipotofu::{Config, Link};
 use tofu_machine::{DoorbellBackend, Machine, MachineConfig, Node, NodeParts};
 use tofu_pci::{PciFunction, regs};
@@ -56,6 +57,9 @@ const TRACED_MARGIN: f64 = 0.1;
 
 /// Instructions of a frame of this many bytes from one node to another, the devices' among them.
 const FRAMES: [(u32, f64); 3] = [(60, 19_440.0), (1514, 23_640.0), (9014, 333_530.0)];
+/// The same for frames that the other node fetches from where the first one has them, and uses where
+/// they are fetched to, as `tofu-net` does.
+const PLACED: [(u32, f64); 2] = [(9014, 67_800.0), (65_000, 135_700.0)];
 
 /// Tells the test to do something else instead.
 const ASKED: &str = "TOFU_COST";
@@ -66,6 +70,7 @@ enum What {
     Put,
     TracedPut,
     Frame,
+    Placed,
     Get,
     Piggyback,
     Add,
@@ -79,10 +84,11 @@ enum What {
 }
 
 impl What {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Put,
         Self::TracedPut,
         Self::Frame,
+        Self::Placed,
         Self::Get,
         Self::Piggyback,
         Self::Add,
@@ -186,6 +192,7 @@ fn work_for_valgrind() {
     let (what, bytes, times) = (What::ALL[number() as usize], number(), number());
     match what {
         What::Frame => frames(bytes, times),
+        What::Placed => placed(bytes, times),
         What::Barrier => barriers(times),
         What::UtofuPut => utofu_puts(bytes, times),
         What::Doorbell => doorbells(times),
@@ -209,21 +216,67 @@ fn commands(what: What, bytes: u32, times: u32) {
     }
 }
 
-/// Sends frames from one node to another, which takes them one by one.
-fn frames(bytes: u32, times: u32) {
+/// Two nodes with links, and the machine.
+fn links(fetch: bool) -> (Arc<Machine>, [Link<InProcess>; 2]) {
     let shape = Shape::new([1, 1, 1, 2, 1, 1]).expect("two nodes");
     let machine = Arc::new(Machine::new(MachineConfig::new(shape)).expect("a machine"));
     let node = |at| {
         let platform = InProcess::attach(&machine, at, 64 << 20).expect("memory");
         let device = Device::probe(platform).expect("a device");
         let packets = PacketConfig { interrupts: false, ..PacketConfig::new(TniId::ALL[0]) };
-        let config = Config { mtu: 9000, offload: true, ..Config::new(shape) };
+        let (offload, rendezvous, split) = (true, fetch, fetch);
+        let config = Config { mtu: 9000, offload, rendezvous, split, ..Config::new(shape) };
         Link::open(&device, config, &packets).expect("a link")
     };
-    let mut nodes = [Coords::new(0, 0, 0, 0, 0, 0), Coords::new(0, 0, 0, 1, 0, 0)].map(node);
-    let [from, to] = &mut nodes;
+    let nodes = [Coords::new(0, 0, 0, 0, 0, 0), Coords::new(0, 0, 0, 1, 0, 0)].map(node);
+    (machine, nodes)
+}
+
+/// A frame from one node to another.
+fn frame(from: &Link<InProcess>, to: &Link<InProcess>, bytes: u32) -> Vec<u8> {
     let mut frame = [&to.mac()[..], &from.mac(), &[0x88, 0xb5]].concat();
     frame.resize(bytes as usize, 7);
+    frame
+}
+
+/// Sends frames from one node to another, which fetches them one by one.
+fn placed(bytes: u32, times: u32) {
+    let (machine, [mut from, mut to]) = links(true);
+    let mut buf = vec![0; 1 << 14];
+    // It says that it fetches.
+    to.send(&frame(&to, &from, 60)).expect("there is room");
+    to.flush();
+    while machine.run_turn() {}
+    assert_eq!(from.recv(&mut buf), Some(60));
+    let head = frame(&from, &to, HEAD as u32);
+    let metadata = Metadata { checksum: Some((14, 0)), ..Metadata::default() };
+    for _ in 0..times {
+        let place = from.place().expect("a place");
+        let is_sent = from.send_placed(&metadata, &head, &place, bytes as usize);
+        assert_eq!(is_sent, Ok(true));
+        from.flush();
+        let mut turns = 0..4;
+        let len = loop {
+            assert!(turns.next().is_some(), "it does not come");
+            while machine.run_turn() {}
+            let taken = to.recv_with(&mut buf, |_, frame| {
+                frame.head.len() + frame.rest.map_or(0, |(_, range)| range.len())
+            });
+            if let Some(len) = taken {
+                break len;
+            }
+        };
+        assert_eq!(len, bytes as usize);
+        to.flush();
+        while machine.run_turn() {}
+        assert_eq!(from.recv(&mut buf), None);
+    }
+}
+
+/// Sends frames from one node to another, which takes them one by one.
+fn frames(bytes: u32, times: u32) {
+    let (machine, [mut from, mut to]) = links(false);
+    let frame = frame(&from, &to, bytes);
     let mut buf = vec![0; 1 << 14];
     for _ in 0..times {
         from.send(&frame).expect("there is room");
@@ -471,5 +524,8 @@ fn ip_frame_costs_no_more() {
     }
     for (bytes, measured) in FRAMES {
         is_no_more("frame", bytes, instructions(What::Frame, bytes), measured);
+    }
+    for (bytes, measured) in PLACED {
+        is_no_more("placed frame", bytes, instructions(What::Placed, bytes), measured);
     }
 }
