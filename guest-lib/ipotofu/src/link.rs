@@ -122,7 +122,7 @@ struct Out<'a, P: Platform> {
 
 impl<P: Platform> Rendezvous for Out<'_, P> {
     fn fetch(&mut self, slot: usize, request: &Request) -> bool {
-        let at = (slot * FETCH_SLOT) as u64;
+        let at = (slot * fetch_slot(self.packets)) as u64;
         let target = Target::new(request.origin, self.packets.tni());
         let way = (target, self.outbound.health().path(request.origin, self.now_ns));
         self.packets.fetch(way, request.place, at, request.len, slot as u16).is_ok()
@@ -132,10 +132,6 @@ impl<P: Platform> Rendezvous for Out<'_, P> {
         self.outbound.tell(self.packets, to, message, &[], self.now_ns);
     }
 }
-
-/// Number of slots for fetched frames, and their size: room for the rest of the longest frame.
-const FETCH_SLOTS: usize = 16;
-const FETCH_SLOT: usize = REST_MAX;
 
 /// The time for which a call polls for frames that are being fetched, and the longest sleep while
 /// there are any, both in nanoseconds.
@@ -152,6 +148,11 @@ enum Taken {
     Apart(Metadata, Vec<u8>),
     /// Fetched, but for its head.
     Fetched(Metadata, Fetched),
+}
+
+/// Size of each slot for a fetched frame, in bytes.
+fn fetch_slot<P: Platform>(packets: &Packets<P>) -> usize {
+    packets.fetch_memory().map_or(0, |memory| memory.len() / rendezvous::SLOTS)
 }
 
 /// The place of a fetched frame.
@@ -248,12 +249,14 @@ impl<P: Platform> Link<P> {
         // Only system packets. Other notices of the device are for other programs.
         let mut packets = PacketConfig { mask: PacketQueues::SYSTEM_ONLY, ..packets.clone() };
         if fetches {
-            let (share, fetch) = (rendezvous::SLOTS * rendezvous::SLOT, FETCH_SLOTS * FETCH_SLOT);
+            let share = rendezvous::SLOTS * rendezvous::SLOT;
+            // The rest of a split frame may be longer.
+            let fetch = if core.config().split { rendezvous::SLOTS * REST_MAX } else { share };
             let gpid = Group::Kernel.gpid();
             packets = PacketConfig { share, fetch, gpid, ..packets };
         }
         let packets = Packets::open(device, &packets).map_err(LinkError::Open)?;
-        let (Ok(requests), Ok(fetches)) = (Requests::new(), Fetches::with_slots(FETCH_SLOTS));
+        let (Ok(requests), Ok(fetches)) = (Requests::new(), Fetches::new());
         Ok(Self {
             core,
             packets,
@@ -492,7 +495,7 @@ impl<P: Platform> Link<P> {
             // Other nodes could write there, so the headers are checked in a copy, and this copy is
             // also what is received. Copying the bytes behind them would not help: they could be
             // overwritten before the copy as well.
-            let (at, len) = (slot * FETCH_SLOT, request.len as usize);
+            let (at, len) = (slot * fetch_slot(queue.packets), request.len as usize);
             let of_head = if request.is_split() { came.len() } else { len.min(HEAD) };
             let head = &mut head[..of_head];
             let (intact, rest) = if request.is_split() {

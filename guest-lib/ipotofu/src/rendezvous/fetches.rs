@@ -62,20 +62,11 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
     ///
     /// If there is no memory.
     pub fn new() -> Result<Self, S::Error> {
-        Self::with_slots(SLOTS)
-    }
-
-    /// Creates the state without requests, for a node that fetches so many frames at a time.
-    ///
-    /// # Errors
-    ///
-    /// If there is no memory.
-    pub fn with_slots(slots: usize) -> Result<Self, S::Error> {
         Ok(Self {
             waiting: S::places(MAX_WAITING, || None)?,
             first: 0,
             count: 0,
-            slots: S::places(slots, || None)?,
+            slots: S::places(SLOTS, || None)?,
             under_way: 0,
             owed: S::places(OWED_NODES, || None)?,
             owed_count: 0,
