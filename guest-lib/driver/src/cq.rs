@@ -280,6 +280,45 @@ impl<P: Platform> Cq<P> {
         self.device().poll_register(status, "STATUS.CQ_ENABLE to be set", enabled).map(drop)
     }
 
+    /// Gives a queue that was opened without interrupts those that tell of entries, for callers that
+    /// begin to wait later. Nothing fires before [`Cq::ask_interrupt`]. `masked` is
+    /// [`CqConfig::mrq_interrupt_mask`]. Does nothing if the queue has interrupts.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Memory`], [`OpenError::Interrupt`] and [`OpenError::OldDevice`].
+    pub fn enable_interrupts(&mut self, masked: u64) -> Result<(), OpenError> {
+        if self.arm.is_some() {
+            return Ok(());
+        }
+        let platform = self.device().platform();
+        platform.irq_enable(self.vector).map_err(OpenError::Interrupt)?;
+        let arm = Arm::new(platform).map_err(OpenError::Memory)?;
+        // From here on, what the device had to tell goes to the word instead of IRR.
+        self.write(CqsReg::InterruptArmIpa, arm.addr());
+        if self.read(CqsReg::InterruptArmIpa) != arm.addr() {
+            return Err(OpenError::OldDevice(CqsReg::InterruptArmIpa.name()));
+        }
+        self.write(CqsReg::MrqInterruptMask, masked);
+        self.irq().reset(CqsIrqs::ACKNOWLEDGES);
+        self.interrupts = CqsIrqs::ACKNOWLEDGES;
+        self.arm = Some(arm);
+        Ok(())
+    }
+
+    /// Forgets an interrupt that has come, for callers that wait in their own event loop.
+    pub fn take_interrupt(&self) {
+        if self.arm.is_some() {
+            self.device().platform().irq_wait(self.vector, 0);
+        }
+    }
+
+    /// The descriptor of the queue's interrupt, see [`Platform::irq_fd`].
+    pub fn interrupt_fd(&self) -> Option<i32> {
+        self.arm.as_ref()?;
+        self.device().platform().irq_fd(self.vector)
+    }
+
     /// Stops the queue and frees its memory. Incomplete commands end, and their completions are
     /// lost.
     ///
@@ -501,8 +540,8 @@ impl<P: Platform> Cq<P> {
         }
     }
 
-    /// Withdraws the request.
-    fn ask_no_more(&self) {
+    /// Withdraws that request. An interrupt may already be in flight.
+    pub fn ask_no_more(&self) {
         if let Some(arm) = &self.arm {
             arm.withdraw();
         }

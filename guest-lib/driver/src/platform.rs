@@ -48,6 +48,15 @@ pub trait Platform {
     /// An interrupt between two calls is remembered, so none is lost.
     fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool;
 
+    /// The descriptor, of an eventfd of this process, that becomes readable when `vector` fires and
+    /// stays so until it is read, for event loops. It is open as long as the platform. Only for
+    /// vectors that [`Platform::irq_enable`] has enabled; reading it takes the event from
+    /// [`Platform::irq_wait`]. `None` if interrupts are no descriptors here.
+    fn irq_fd(&self, vector: u16) -> Option<i32> {
+        let _ = vector;
+        None
+    }
+
     /// A monotonic clock in nanoseconds.
     fn now_ns(&self) -> u64;
 

@@ -280,6 +280,12 @@ impl Platform for HostPlatform {
         unsafe { (self.table.wait)(self.device.as_ptr(), vector, timeout_ns) }
     }
 
+    fn irq_fd(&self, vector: u16) -> Option<i32> {
+        // SAFETY: the device is attached.
+        let fd = unsafe { (self.table.descriptor)(self.device.as_ptr(), vector) };
+        (fd >= 0).then_some(fd)
+    }
+
     fn now_ns(&self) -> u64 {
         // SAFETY: the device is attached.
         unsafe { (self.table.now)(self.device.as_ptr()) }

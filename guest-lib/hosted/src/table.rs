@@ -15,7 +15,7 @@ pub const FILE: &str = "libtofulocal.so";
 /// The name of its only symbol, an [`Entry`].
 pub const SYMBOL: &CStr = c"tofu_local_table";
 /// The version of the table. Any change in this file makes another one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Returns the table, which stays.
 pub type Entry = extern "C" fn() -> *const Table;
@@ -104,6 +104,8 @@ pub struct Table {
     pub enable: unsafe extern "C" fn(device: *const Device, vector: u16) -> bool,
     /// Waits for an interrupt, as [`tofu_driver::Platform::irq_wait`].
     pub wait: unsafe extern "C" fn(device: *const Device, vector: u16, timeout_ns: u64) -> bool,
+    /// The descriptor of an interrupt, as [`tofu_driver::Platform::irq_fd`]; below 0 if it has none.
+    pub descriptor: unsafe extern "C" fn(device: *const Device, vector: u16) -> i32,
     /// A monotonic clock of the device in nanoseconds.
     pub now: unsafe extern "C" fn(device: *const Device) -> u64,
 }
@@ -222,8 +224,8 @@ mod tests {
     /// Sizes that change need another [`VERSION`], and so does any other change.
     #[test]
     fn layout_matches_the_version() {
-        assert_eq!(VERSION, 1);
-        assert_eq!(size_of::<Table>(), 16 * size_of::<usize>());
+        assert_eq!(VERSION, 2);
+        assert_eq!(size_of::<Table>(), 17 * size_of::<usize>());
         assert_eq!((size_of::<Start>(), size_of::<Failure>()), (11, 512));
         assert_eq!(size_of::<Allocated>(), 4 * 8);
         assert_eq!(std::mem::offset_of!(Table, version), 0);

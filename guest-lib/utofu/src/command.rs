@@ -449,7 +449,8 @@ impl Command {
             .with_edata(edata.with_local(true).0 as u16)
             .with_strong_order(false)
             .with_remote_notice(false);
-        let word0 = Header1(word0 & !PREPARED).with_path(path).with_sps(0);
+        // A program that waits for the Put must wake up to send its end.
+        let word0 = Header1(word0 & !PREPARED).with_path(path).with_sps(0).with_interrupt(true);
         Descriptor([word0.0, word1.0, remote, local])
     }
 
@@ -473,11 +474,12 @@ impl Command {
     }
 
     /// Converts the prepared command to the form for the device, as sent by the VCQ with this extra
-    /// value.
+    /// value. Its completion interrupts, if the queue is asked to, when the program learns of it.
     #[inline(always)]
     pub(crate) fn finish(&mut self, extra: u8) -> &[Descriptor] {
+        let interrupt = self.tcq_notice() || self.local_notice();
         let main = &mut self.descriptors[self.len - 1].0;
-        main[0] &= !PREPARED;
+        main[0] = Header1(main[0] & !PREPARED).with_interrupt(interrupt).0;
         if main[0] & 0xff00 != 0 {
             main[1] = Edata(main[1] >> 16).with_sender(extra).0 << 16 | main[1] & 0xffff;
         }
@@ -536,11 +538,30 @@ mod tests {
             panic!("more than one descriptor");
         };
         // Path: the ID's own, 1101, with its A changed by the path ID; steps 5; mtu 240; Put.
-        assert_eq!(words.0[0], id() & !0xffff_ffff | 0xc5f0_0100);
+        assert_eq!(words.0[0], id() & !0xffff_ffff | 0xc5f0_0101);
         // Length; edata a5; local notice, target 5, sender 9; flags j, p, q, s; gap.
         assert_eq!(words.0[1], 0x12_3456 << 32 | 0xa5d9_0000 | 0x2d00 | 7);
         assert_eq!(words.0[2], 6 << 58 | remote);
         assert_eq!(words.0[3], local);
+    }
+
+    #[test]
+    fn commands_interrupt_if_the_program_learns_of_their_end() {
+        let local = Stadd::new(0x1002, 0x40).0;
+        let remote = Stadd::new(0xd07, 0x80).0;
+        let wanted = [
+            (0, false),
+            (flags::REMOTE_MRQ_NOTICE, false),
+            (flags::TCQ_NOTICE, true),
+            (flags::LOCAL_MRQ_NOTICE, true),
+        ];
+        for (flags, wanted) in wanted {
+            let posting = Posting::new(id(), 0, flags).unwrap();
+            let mut put = posting.put(local, remote, 4096, Packets::default()).unwrap();
+            let part = put.part(0, 256, Path::new(0, 0, 0), Mark { sender: 7, number: 1 });
+            assert!(part.header1().interrupt(), "the library sends the end of the Put then");
+            assert_eq!(put.finish(9)[0].header1().interrupt(), wanted, "{flags:#x}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tofu_abi::barrier::BgAddress;
 use tofu_abi::desc::Descriptor;
 use tofu_abi::generation::Generation;
 use tofu_abi::irq::{BgsIrqs, CqsIrqs};
-use tofu_abi::queue::MrqEntry;
+use tofu_abi::queue::{MrqEntry, MrqId};
 use tofu_abi::reduce::{Input, Op, Value};
 use tofu_abi::table::PageSize;
 use tofu_abi::{BchId, BgId, Coords, CqId, Rcode, Subnet, TniId};
@@ -482,10 +482,29 @@ impl<P: Platform, M: MapUser<P>, C> DriverQueue<P, M, C> {
     fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
         let found = self.idle.note(found, || self.cq.device().platform().yield_processor());
         if found.is_none() && self.idle.count().is_multiple_of(POLLS_WITHOUT_QUESTION) {
-            self.is_lost = !self.cq.status().cq_enable();
+            self.look();
         }
         found
     }
+}
+
+/// The kinds of notices about the queue's own commands, one bit each. The device writes one for
+/// each command. They do not interrupt: if the program waits for the command's end, it has asked
+/// for an interrupt with the completion, which the device writes at the same time.
+const LOCAL_NOTICES: u64 = {
+    let (mut local, mut at) = (0, 0);
+    while at < MrqId::ALL.len() {
+        if !MrqId::ALL[at].is_halfway() {
+            local |= 1 << MrqId::ALL[at] as u8;
+        }
+        at += 1;
+    }
+    local
+};
+
+const fn no_interrupts() -> Error {
+    let hint = "the device has no interrupts for this process: poll";
+    Error::new(Code::NotSupported, "waiting for a control queue", hint)
 }
 
 impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
@@ -533,6 +552,32 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
 
     fn is_lost(&self) -> bool {
         self.is_lost
+    }
+
+    fn interrupt_fd(&mut self) -> Result<i32, Error> {
+        const WHAT: &str = "waiting for a control queue";
+        self.cq.enable_interrupts(LOCAL_NOTICES).map_err(|error| match error {
+            OpenError::Memory(_) => Error::new(Code::OutOfMemory, WHAT, "no memory is left"),
+            OpenError::OldDevice(_) => {
+                let hint = "the tofu that runs the device is older than this library: poll";
+                Error::new(Code::NotSupported, WHAT, hint)
+            }
+            _ => no_interrupts(),
+        })?;
+        self.cq.interrupt_fd().ok_or_else(no_interrupts)
+    }
+
+    fn ask_interrupt(&mut self) {
+        self.cq.take_interrupt();
+        self.cq.ask_interrupt();
+    }
+
+    fn ask_no_more(&mut self) {
+        self.cq.ask_no_more();
+    }
+
+    fn look(&mut self) {
+        self.is_lost = !self.cq.status().cq_enable();
     }
 
     #[allow(unsafe_code)]

@@ -19,6 +19,8 @@
 #![deny(unsafe_code)]
 
 extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
 
 mod barrier;
 mod barrier_state;
@@ -38,6 +40,7 @@ pub mod share;
 mod split;
 mod stag;
 mod vcq;
+mod wait;
 mod wire;
 
 pub use barrier::Reduced;

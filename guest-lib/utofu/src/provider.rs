@@ -171,6 +171,28 @@ pub trait Queue {
     /// out after a while.
     fn is_lost(&self) -> bool;
 
+    /// Has the queue interrupt from now on when it is asked to, and returns the descriptor that
+    /// becomes readable then, which stays open as long as the provider.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotSupported`] if the queue has no interrupts, as by default; [`Code::OutOfMemory`].
+    fn interrupt_fd(&mut self) -> Result<i32, Error> {
+        let hint = "a process that reaches its device in this way has no interrupts: poll";
+        Err(Error::new(Code::NotSupported, "waiting for a control queue", hint))
+    }
+
+    /// Forgets an interrupt that has come, and asks for one at the next completion that was asked
+    /// for, and at the next notice of another process's command. The caller polls afterwards: what
+    /// has come before interrupts no more.
+    fn ask_interrupt(&mut self) {}
+
+    /// Withdraws that.
+    fn ask_no_more(&mut self) {}
+
+    /// Finds out now whether the device has lost the queue, see [`Queue::is_lost`].
+    fn look(&mut self) {}
+
     /// Lets the device access memory.
     ///
     /// # Errors
@@ -224,6 +246,22 @@ impl<Q: Queue + ?Sized> Queue for Box<Q> {
 
     fn is_lost(&self) -> bool {
         (**self).is_lost()
+    }
+
+    fn interrupt_fd(&mut self) -> Result<i32, Error> {
+        (**self).interrupt_fd()
+    }
+
+    fn ask_interrupt(&mut self) {
+        (**self).ask_interrupt();
+    }
+
+    fn ask_no_more(&mut self) {
+        (**self).ask_no_more();
+    }
+
+    fn look(&mut self) {
+        (**self).look();
     }
 
     #[allow(unsafe_code)]

@@ -1,6 +1,7 @@
 //! A control queue and the VCQs that share it.
 
 use alloc::collections::{BTreeSet, VecDeque};
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use tofu_abi::{Coords, Rcode};
@@ -12,6 +13,7 @@ use crate::notice::{Entry, Notice, tcq_code};
 use crate::provider::{Queue, Registration};
 use crate::split::{Cut, Split, Tail};
 use crate::stag::{Memory, Stags};
+use crate::wait::Bell;
 use crate::wire::Mark;
 
 /// The number of extra values, and so the most VCQs of a queue.
@@ -65,6 +67,21 @@ struct Vcq {
     notices: VecDeque<Notice>,
     /// Notices that were lost for lack of room.
     lost: u64,
+    /// Wakes those who wait for it, once some have.
+    bell: Option<Arc<Bell>>,
+    /// The number of those that are in a call.
+    sleepers: u32,
+    /// True if the program has found nothing, and waits by the bell's descriptor.
+    watched: bool,
+}
+
+impl Vcq {
+    /// Wakes those who wait for the VCQ, as one of its lists has something.
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
+    }
 }
 
 /// An open control queue with its VCQs.
@@ -161,6 +178,12 @@ impl<Q: Queue> OpenState<Q> {
         Ok(found)
     }
 
+    fn settle(&mut self) {
+        if self.vcqs.iter().flatten().all(|vcq| vcq.sleepers == 0 && !vcq.watched) {
+            self.queue.ask_no_more();
+        }
+    }
+
     /// Returns whether no VCQ is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.vcqs.iter().all(Option::is_none)
@@ -184,7 +207,15 @@ impl<Q: Queue> OpenState<Q> {
 
     pub(crate) fn add(&mut self, extra: u8, serial: u32) {
         let (completions, notices) = (VecDeque::new(), VecDeque::new());
-        self.vcqs[usize::from(extra)] = Some(Vcq { serial, completions, notices, lost: 0 });
+        self.vcqs[usize::from(extra)] = Some(Vcq {
+            serial,
+            completions,
+            notices,
+            lost: 0,
+            bell: None,
+            sleepers: 0,
+            watched: false,
+        });
     }
 
     /// Removes a VCQ, with everything that it has registered, its completions and its notices.
@@ -201,6 +232,9 @@ impl<Q: Queue> OpenState<Q> {
         }
         if let Some(vcq) = self.vcqs[usize::from(extra)].take() {
             self.waiting -= vcq.completions.len();
+            // Threads that sleep learn that it is gone.
+            vcq.ring();
+            self.settle();
         }
         result
     }
@@ -423,6 +457,7 @@ impl<Q: Queue> OpenState<Q> {
     fn keep(&mut self, posted: Posted, completion: Completion) {
         if let Some(vcq) = &mut self.vcqs[usize::from(posted.extra)] {
             vcq.completions.push_back(completion);
+            vcq.ring();
             self.waiting += 1;
         }
     }
@@ -545,6 +580,7 @@ impl<Q: Queue> OpenState<Q> {
         };
         if vcq.notices.len() < MAX_WAITING {
             vcq.notices.push_back(notice);
+            vcq.ring();
         } else {
             vcq.lost += 1;
         }
@@ -638,6 +674,76 @@ impl<Q: Queue> OpenState<Q> {
     /// Ends a registration.
     pub(crate) fn deregister(&mut self, extra: u8, stadd: Stadd) -> Result<(), Error> {
         if self.stags.remove(stadd, extra)? { self.queue.deregister(stadd.stag()) } else { Ok(()) }
+    }
+}
+
+/// Sleep until a VCQ has something.
+#[cfg(feature = "std")]
+impl<Q: Queue> OpenState<Q> {
+    /// Finds out whether the device still has the queue.
+    pub(crate) fn look(&mut self) -> Result<(), Error> {
+        self.queue.look();
+        self.polled(None::<()>).map(drop)
+    }
+
+    /// Returns the bell of a VCQ.
+    pub(crate) fn bell(&mut self, extra: u8) -> Result<Arc<Bell>, Error> {
+        let Some(vcq) = &mut self.vcqs[usize::from(extra)] else { return Err(lost()) };
+        if let Some(bell) = &vcq.bell {
+            return Ok(Arc::clone(bell));
+        }
+        let bell = Arc::new(Bell::new(self.queue.interrupt_fd()?)?);
+        // It rings until a thread has found that nothing is there.
+        bell.ring();
+        vcq.bell = Some(Arc::clone(&bell));
+        Ok(bell)
+    }
+
+    /// A thread begins to wait for a VCQ, and calls [`OpenState::end_wait`] in the end. Returns
+    /// `None` if the VCQ has something already.
+    pub(crate) fn begin_wait(&mut self, extra: u8) -> Result<Option<Arc<Bell>>, Error> {
+        self.check()?;
+        let bell = self.bell(extra)?;
+        if self.has_unread(extra) {
+            return Ok(None);
+        }
+        if let Some(vcq) = &mut self.vcqs[usize::from(extra)] {
+            vcq.sleepers += 1;
+        }
+        Ok(Some(bell))
+    }
+
+    /// Prepares a thread for sleep. Returns false if the VCQ has something.
+    ///
+    /// The order is: silence the bell, ask for an interrupt, look at the rings. An entry that comes
+    /// after the look interrupts. One that came before is found, by this thread or by another one
+    /// that has looked since the bell was silenced, which rings it.
+    pub(crate) fn arm(&mut self, extra: u8, bell: &Bell) -> Result<bool, Error> {
+        self.check()?;
+        bell.silence();
+        self.queue.ask_interrupt();
+        let asleep = !self.has_unread(extra);
+        if !asleep {
+            // For other threads that wait for the same VCQ.
+            bell.ring();
+        }
+        Ok(asleep)
+    }
+
+    /// A thread has ended its wait. With `watched` the program waits by the bell's descriptor from
+    /// now on. The interrupt is withdrawn unless some thread or descriptor needs it.
+    pub(crate) fn end_wait(&mut self, extra: u8, watched: bool) {
+        if let Some(vcq) = &mut self.vcqs[usize::from(extra)] {
+            vcq.sleepers -= 1;
+            vcq.watched = watched;
+        }
+        self.settle();
+    }
+
+    fn has_unread(&mut self, extra: u8) -> bool {
+        // Both, so that entries of other VCQs reach their lists, and ring their bells.
+        let (tcq, mrq) = (self.unread_tcq(extra), self.unread_mrq(extra));
+        tcq + mrq > 0
     }
 }
 

@@ -2,6 +2,10 @@
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+#[cfg(feature = "std")]
+use std::os::fd::{AsRawFd, RawFd};
+#[cfg(feature = "std")]
+use std::time::{Duration, Instant};
 
 use tofu_abi::desc::Descriptor;
 use tofu_abi::{Coords, CqId, TniId};
@@ -18,6 +22,10 @@ use crate::stag::NUM_STAGS;
 
 /// The most looks for the parts of a Put before a VCQ is freed: about a second.
 const LOOKS_AT_PARTS: u32 = 1 << 23;
+
+/// The longest sleep before the device is asked whether it has the queue still.
+#[cfg(feature = "std")]
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Distinguishes a VCQ from others of its queue, and from those that had its place before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -315,6 +323,56 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         })
     }
 
+    /// Sleeps until the VCQ has a completion or a notice to take, or the time has passed. Returns
+    /// whether it has. Another thread may take it first.
+    ///
+    /// If the VCQ has a [descriptor](SharedQueue::wait_fd) and this returns false, the descriptor
+    /// becomes readable when something has come.
+    ///
+    /// # Errors
+    ///
+    /// [`Code::NotSupported`] if the process has no interrupts; [`Code::InvalidVcqHdl`], also if the
+    /// VCQ is freed meanwhile; [`Code::OutOfMemory`], [`Code::OutOfResource`]; [`Code::Fatal`] if
+    /// the device has lost the queue.
+    #[cfg(feature = "std")]
+    pub fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<bool, Error> {
+        let start = Instant::now();
+        let extra = ticket.extra;
+        let Some(bell) = self.with(ticket, |open| open.begin_wait(extra))? else {
+            return Ok(true);
+        };
+        let found = loop {
+            if !self.with(ticket, |open| open.arm(extra, &bell))? {
+                break true;
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() || !bell.sleep(left.min(LOOK)) {
+                if left <= LOOK {
+                    break false;
+                }
+                // A device that has lost the queue interrupts no more.
+                self.with(ticket, OpenState::look)?;
+            }
+        };
+        self.with(ticket, |open| {
+            open.end_wait(extra, !found && bell.has_descriptor());
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Returns a descriptor for event loops. It becomes readable when the VCQ may have something to
+    /// take, and stays so until a [`SharedQueue::wait`] finds nothing. It belongs to the VCQ.
+    ///
+    /// # Errors
+    ///
+    /// As [`SharedQueue::wait`].
+    #[cfg(feature = "std")]
+    pub fn wait_fd(&self, ticket: Ticket) -> Result<RawFd, Error> {
+        let bell = self.with(ticket, |open| open.bell(ticket.extra))?;
+        Ok(bell.descriptor()?.as_raw_fd())
+    }
+
     /// Returns how many completions can be taken now.
     ///
     /// # Errors
@@ -499,6 +557,26 @@ impl<P: Provider + ?Sized> Vcq<P> {
     /// Takes the next notice.
     pub fn poll_mrq(&self) -> Option<Notice> {
         self.queue.poll_mrq(self.ticket).ok().flatten()
+    }
+
+    /// Sleeps until there is something to take; see [`SharedQueue::wait`].
+    ///
+    /// # Errors
+    ///
+    /// As [`SharedQueue::wait`].
+    #[cfg(feature = "std")]
+    pub fn wait(&self, timeout: Duration) -> Result<bool, Error> {
+        self.queue.wait(self.ticket, timeout)
+    }
+
+    /// Returns a descriptor for event loops; see [`SharedQueue::wait_fd`].
+    ///
+    /// # Errors
+    ///
+    /// As [`SharedQueue::wait`].
+    #[cfg(feature = "std")]
+    pub fn wait_fd(&self) -> Result<RawFd, Error> {
+        self.queue.wait_fd(self.ticket)
     }
 
     /// Returns how many completions can be taken now.

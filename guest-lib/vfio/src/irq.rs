@@ -55,6 +55,11 @@ impl Interrupts {
         Ok(place.get_or_init(|| event))
     }
 
+    /// See [`tofu_driver::Platform::irq_fd`].
+    pub(crate) fn descriptor(&self, index: u16) -> Option<i32> {
+        self.events.get(usize::from(index))?.get().map(AsRawFd::as_raw_fd)
+    }
+
     /// See [`tofu_driver::Platform::irq_wait`]. A vector that is not enabled never fires.
     pub(crate) fn wait(&self, index: u16, timeout_ns: u64) -> bool {
         let Some(event) = self.events.get(usize::from(index)).and_then(OnceLock::get) else {

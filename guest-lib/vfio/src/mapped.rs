@@ -22,6 +22,9 @@ pub trait Tenure: fmt::Debug {
 
     /// See [`Platform::irq_wait`].
     fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool;
+
+    /// See [`Platform::irq_fd`].
+    fn irq_fd(&self, vector: u16) -> Option<i32>;
 }
 
 /// A device that this process drives: [`VfioPlatform`](crate::VfioPlatform) if it has the
@@ -99,6 +102,10 @@ impl<T: Tenure> Platform for MappedPlatform<T> {
 
     fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
         self.tenure.irq_wait(vector, timeout_ns)
+    }
+
+    fn irq_fd(&self, vector: u16) -> Option<i32> {
+        self.tenure.irq_fd(vector)
     }
 
     fn yield_processor(&self) {

@@ -69,6 +69,10 @@ impl Tenure for Alone {
     fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
         self.interrupts.wait(vector, timeout_ns)
     }
+
+    fn irq_fd(&self, vector: u16) -> Option<i32> {
+        self.interrupts.descriptor(vector)
+    }
 }
 
 impl VfioPlatform {

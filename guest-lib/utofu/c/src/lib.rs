@@ -1,4 +1,5 @@
-//! `libtofucom`: the functions of `utofu.h` and `tofu_collective.h`, and `utofu_get_last_error`.
+//! `libtofucom`: the functions of `utofu.h`, `tofu_collective.h` and `tofu_wait.h`, and
+//! `utofu_get_last_error`.
 //!
 //! The work is done in `tofu-utofu`. This crate handles pointers, handles and codes, and chooses
 //! the source of the process's device (`backend`). Null pointers, handles of VCQs that do not exist

@@ -98,6 +98,7 @@ fn library_exports_exactly_its_functions() {
     // The functions of the headers, and the three that are not in any.
     let header = |name| fs::read_to_string(Path::new(HERE).join("include").join(name)).unwrap();
     let (utofu, collective) = (header("utofu.h"), header("tofu_collective.h"));
+    let wait = header("tofu_wait.h");
     let functions = |header: &str, prefix| {
         let lines = header.lines().filter_map(|line| {
             let name = line.strip_prefix("int ").or(line.strip_prefix("void "))?;
@@ -108,7 +109,8 @@ fn library_exports_exactly_its_functions() {
     let mut expected = functions(&utofu, "utofu_");
     assert_eq!(expected.len(), 65);
     expected.extend(functions(&collective, "tofu_coll_"));
-    assert_eq!(expected.len(), 65 + 8);
+    expected.extend(functions(&wait, "tofu_wait"));
+    assert_eq!(expected.len(), 65 + 8 + 2);
     let others = ["utofu_get_last_error", "tofu_inproc_count", "tofu_inproc_select"];
     expected.extend(others.map(str::to_owned));
     assert_eq!(exported, expected);
@@ -227,6 +229,15 @@ fn threads_share_a_vcq() {
     if let Some(output) = build_and_run(&test_source("threads.c"), &PAIR) {
         assert_eq!(output, "ok\n");
     }
+}
+
+#[test]
+fn programs_sleep_until_something_comes() {
+    let Some(program) = build(&C, &test_source("wait.c")) else { return };
+    assert_eq!(program.run(&[], &PAIR), "ok\n");
+    let split = [PAIR[0], ("TOFU_SHAPE", "1x1x1x2x3x2"), ("UTOFU_SPLIT_PUTS", "9600")];
+    // A node to which there are several paths.
+    assert_eq!(program.run(&["11"], &split), "ok\n");
 }
 
 #[test]
@@ -486,6 +497,6 @@ fn header_compiles_as_c99_and_cpp() {
             .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-Wno-long-long", standard])
             .args(["-fsyntax-only", "-x", language, "-I"])
             .arg(&headers)
-            .args([headers.join("utofu.h"), headers.join("tofu_collective.h")]));
+            .args(["utofu.h", "tofu_collective.h", "tofu_wait.h"].map(|name| headers.join(name))));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -345,6 +345,11 @@ impl Tenure for Shared {
                 false
             }
         }
+    }
+
+    fn irq_fd(&self, vector: u16) -> Option<i32> {
+        let (_, event) = self.interrupt.as_ref().filter(|(own, _)| *own == vector)?;
+        Some(event.as_raw_fd())
     }
 }
 

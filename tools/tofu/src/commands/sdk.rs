@@ -181,8 +181,11 @@ const FUJITSU: [(&str, &str, &str); 4] = [
     ("FCC", "aarch64-linux-gnu-g++", "TOFU_ARM64_CXX"),
 ];
 
-/// A second header of a library.
-const COLLECTIVE: &str = include_str!("../../../../guest-lib/utofu/c/include/tofu_collective.h");
+/// Further headers of a library.
+const MORE_HEADERS: [(&str, &str); 2] = [
+    ("tofu_collective.h", include_str!("../../../../guest-lib/utofu/c/include/tofu_collective.h")),
+    ("tofu_wait.h", include_str!("../../../../guest-lib/utofu/c/include/tofu_wait.h")),
+];
 
 /// Runs `tofu sdk` and returns the exit code.
 pub(crate) fn run(args: &SdkArgs) -> anyhow::Result<u8> {
@@ -239,7 +242,9 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
             template.replace("@prefix@", prefix).replace("@version@", env!("CARGO_PKG_VERSION"));
         fs::write(pkgconfig.join(format!("{name}.pc")), text).with_context(cannot)?;
     }
-    fs::write(include.join("tofu_collective.h"), COLLECTIVE).with_context(cannot)?;
+    for (name, header) in MORE_HEADERS {
+        fs::write(include.join(name), header).with_context(cannot)?;
+    }
     fs::write(cmake.join("tofu-config.cmake"), CMAKE).with_context(cannot)?;
     for library in &libraries {
         // A program may have the old one open: it keeps that.

@@ -171,7 +171,7 @@ fn c_api_works_over_a_socket() {
     let jobs = Jobs::new();
     let both = r#"test $TOFU_RANK = 1 && exit
         TOFU_LOCAL_SOCKET=$TOFU_LOCAL_SOCKET,${TOFU_LOCAL_SOCKET%-0}-1 exec "$0""#;
-    for name in ["functions.c", "garbage.c", "threads.c"] {
+    for name in ["functions.c", "garbage.c", "threads.c", "wait.c"] {
         let Some(program) = jobs.compile(&guest_lib("utofu/c/tests").join(name)) else { return };
         let said = jobs.lines(&["-n", "2", "--", "sh", "-c", both, &program]);
         assert_eq!(said, ["0: ok"], "{name}");

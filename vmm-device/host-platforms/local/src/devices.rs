@@ -139,6 +139,10 @@ impl Device {
         each!(self, platform => platform.irq_wait(vector, timeout_ns))
     }
 
+    pub(crate) fn descriptor(&self, vector: u16) -> Option<i32> {
+        each!(self, platform => platform.irq_fd(vector))
+    }
+
     pub(crate) fn now(&self) -> u64 {
         each!(self, platform => platform.now_ns())
     }

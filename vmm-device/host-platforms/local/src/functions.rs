@@ -43,6 +43,7 @@ pub static TABLE: Table = Table {
     unmap,
     enable,
     wait,
+    descriptor,
     now,
 };
 
@@ -220,6 +221,11 @@ unsafe extern "C" fn enable(device: *const table::Device, vector: u16) -> bool {
 unsafe extern "C" fn wait(device: *const table::Device, vector: u16, timeout_ns: u64) -> bool {
     // SAFETY: the caller's promise.
     unsafe { with(device, false, |device| device.wait(vector, timeout_ns)) }
+}
+
+unsafe extern "C" fn descriptor(device: *const table::Device, vector: u16) -> i32 {
+    // SAFETY: the caller's promise.
+    unsafe { with(device, -1, |device| device.descriptor(vector).unwrap_or(-1)) }
 }
 
 unsafe extern "C" fn now(device: *const table::Device) -> u64 {

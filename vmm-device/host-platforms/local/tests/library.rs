@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use tofu_abi::irq::vector;
 use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, Generation};
 use tofu_driver::{Device, DmaBuffer, Platform};
@@ -43,8 +44,11 @@ fn devices_have_registers_memory_and_clock() {
     assert_eq!((device.coords(), device.generation()), (at, Generation::Fugaku));
     let platform = device.platform();
     assert!(platform.now_ns() >= before);
-    // Its queues are polled.
-    assert!(platform.irq_enable(0).is_err() && !platform.irq_wait(0, 0));
+    // Interrupts have descriptors.
+    assert!(platform.irq_fd(1).is_none() && !platform.irq_wait(1, 0));
+    platform.irq_enable(1).unwrap();
+    assert!(platform.irq_fd(1).is_some() && !platform.irq_wait(1, 0));
+    assert!(platform.irq_enable(vector::COUNT).is_err() && platform.irq_fd(u16::MAX).is_none());
 
     let buffer = platform.alloc_dma(5000, 4096).unwrap();
     assert_eq!((buffer.device_addr() % 4096, buffer.len()), (0, 5000));

@@ -10,6 +10,7 @@
 //! unmaps registered memory, and lets others access it, crashes.
 #![deny(unsafe_code)]
 
+mod events;
 mod machine;
 mod maps;
 mod memory;

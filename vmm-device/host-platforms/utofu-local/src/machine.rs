@@ -9,10 +9,11 @@ use tofu_abi::topology::Shape;
 use tofu_driver::{Device, DeviceError};
 use tofu_inproc::Arena;
 use tofu_machine::{Generation, Machine, MachineConfig};
-use tofu_pci::{PciFunction, regs};
+use tofu_pci::{MsiSink, PciFunction, regs};
 use tofu_utofu::DriverProvider;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+use crate::events::Events;
 use crate::memory::{NodeMemory, RING_BASE};
 use crate::{LocalMemory, LocalPlatform};
 
@@ -97,8 +98,13 @@ impl LocalMachine {
         let node = self.machine.add_node(coords, Arc::clone(&memory) as _)?;
         let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
         node.config_write(regs::COMMAND, &command.to_le_bytes());
+        let events = Arc::new(Events::default());
+        if let Some(msix) = node.endpoint().msix() {
+            msix.connect(Arc::clone(&events) as Arc<dyn MsiSink>);
+            msix.set_control(true, false);
+        }
         let machine = Arc::clone(&self.machine);
-        Ok(LocalPlatform::new(machine, node, arena, memory, self.stepped))
+        Ok(LocalPlatform::new(machine, node, arena, memory, events, self.stepped))
     }
 
     /// The source of queues for processes on the node at `coords`.

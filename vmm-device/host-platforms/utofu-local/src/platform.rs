@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::pci::{MSIX_BAR, REGISTER_BAR};
 use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_inproc::{Arena, Buffer};
 use tofu_machine::{Machine, Node};
 use tofu_pci::PciFunction;
 use tofu_utofu::{Code, Error, MapUser, Mapped};
 
+use crate::events::{self, Events};
 use crate::memory::{MapError, Mapping, NodeMemory};
 
 /// The driver's platform for a node of a [`LocalMachine`](crate::LocalMachine).
@@ -17,6 +18,7 @@ pub struct LocalPlatform {
     node: Arc<Node>,
     rings: Arena,
     memory: Arc<NodeMemory>,
+    events: Arc<Events>,
     /// The machine has no threads: it advances when a caller waits for it.
     stepped: bool,
 }
@@ -30,9 +32,10 @@ impl LocalPlatform {
         node: Arc<Node>,
         rings: Arena,
         memory: Arc<NodeMemory>,
+        events: Arc<Events>,
         stepped: bool,
     ) -> Self {
-        Self { machine, node, rings, memory, stepped }
+        Self { machine, node, rings, memory, events, stepped }
     }
 
     /// Lets the device access `len` bytes of the process's memory at `addr`. What the process may
@@ -71,12 +74,20 @@ impl Platform for LocalPlatform {
     }
 
     fn irq_enable(&self, vector: u16) -> Result<(), IrqError> {
-        // The library polls.
-        Err(IrqError { vector })
+        // A machine without threads does nothing while its only thread sleeps.
+        if self.stepped || !self.events.enable(vector) {
+            return Err(IrqError { vector });
+        }
+        self.node.bar_write(MSIX_BAR, events::control(vector), &0u32.to_le_bytes());
+        Ok(())
     }
 
-    fn irq_wait(&self, _: u16, _: u64) -> bool {
-        false
+    fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
+        self.events.wait(vector, timeout_ns)
+    }
+
+    fn irq_fd(&self, vector: u16) -> Option<i32> {
+        self.events.descriptor(vector)
     }
 
     fn now_ns(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! Interrupts: eventfds that the server signals.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -25,6 +25,11 @@ impl Interrupts {
         client.bind_vector(vector, event.as_fd()).map_err(|_| error)?;
         events.insert(vector, Arc::new(event));
         Ok(())
+    }
+
+    /// The eventfd of a vector that is enabled.
+    pub(crate) fn descriptor(&self, vector: u16) -> Option<i32> {
+        tofu_sync::lock(&self.0).get(&vector).map(|event| event.as_raw_fd())
     }
 
     /// Waits until a vector has fired since the last successful wait; false after `timeout_ns`

@@ -336,6 +336,10 @@ impl Platform for SocketPlatform {
         self.interrupts.wait(vector, timeout_ns)
     }
 
+    fn irq_fd(&self, vector: u16) -> Option<i32> {
+        self.interrupts.descriptor(vector)
+    }
+
     fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
