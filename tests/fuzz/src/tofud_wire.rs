@@ -55,7 +55,7 @@ impl SharedDevice for Device {
         Ok(())
     }
 
-    fn interrupt(&self, _: TniId) -> io::Result<BorrowedFd<'_>> {
+    fn interrupt(&self, _: u16) -> io::Result<BorrowedFd<'_>> {
         Ok(self.0.as_fd())
     }
 

@@ -108,6 +108,9 @@ fn utofu_tests(nodes: &Nodes) {
         let out = nodes.job(&job, 2 * PATIENCE);
         assert_eq!(out, sorted(&expected), "{name}");
     }
+    // Through the kernel driver there are no interrupts, and it is said at once.
+    utofu_test(nodes, "wait");
+    assert_eq!(nodes.job(&["-n", "1", "--no-prefix", "./wait"], PATIENCE), ["no interrupts"]);
     // Arbitrary calls, of all functions. The program checks memory and return codes.
     utofu_test(nodes, "anything");
     let lines = nodes.job(&["-n", "1", "--no-prefix", "./anything", "5000"], 2 * PATIENCE);

@@ -1,5 +1,5 @@
-//! Many uTofu processes on a Linux node at once, with `tofud`: a C program (see
-//! `programs/processes.c`), built as a user would build it and copied to the nodes with its
+//! Many uTofu processes on a Linux node at once, with `tofud`: C programs (see
+//! `programs/processes.c`), built as a user would build them and copied to the nodes with their
 //! libraries.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Said, skip, wait_for};
 /// Where it all is in a node.
 const THERE: &str = "/tmp/utofu";
 
-/// A machine of two nodes that have the program; or `None`, after the reason was printed.
+/// A machine of two nodes that have the programs; or `None`, after the reason was printed.
 fn machine(test: &str) -> Option<Place> {
     if !have("gcc") {
         skip(test, "there is no gcc");
@@ -26,13 +26,18 @@ fn machine(test: &str) -> Option<Place> {
     let folder = place.path().join("utofu");
     fs::create_dir(&folder).unwrap();
     let program = folder.join("processes");
-    run(Command::new("gcc")
-        .args(["-Wall", "-Wextra", "-Werror", "-O2", "-o"])
-        .arg(&program)
-        .arg(here.join("programs/processes.c"))
-        .arg("-I")
-        .arg(here.join("../../guest-lib/utofu/c/include"))
-        .arg(&library));
+    let waits = "../../guest-lib/utofu/c/tests/wait.c";
+    for (source, program) in
+        [("programs/processes.c", program.clone()), (waits, folder.join("wait"))]
+    {
+        run(Command::new("gcc")
+            .args(["-Wall", "-Wextra", "-Werror", "-O2", "-DONE_PROCESS", "-o"])
+            .arg(&program)
+            .arg(here.join(source))
+            .arg("-I")
+            .arg(here.join("../../guest-lib/utofu/c/include"))
+            .arg(&library));
+    }
     // A node has no C library of its own.
     let list =
         run(Command::new("ldd").arg(&program).env("LD_LIBRARY_PATH", library.parent().unwrap()));
@@ -54,9 +59,18 @@ fn machine(test: &str) -> Option<Place> {
 
 /// The command that runs the program on a node.
 fn processes<'a>(node: &'a str, args: &[&'a str]) -> Vec<&'a str> {
+    [&started(node, "/tmp/utofu/processes"), args].concat()
+}
+
+/// The command that runs a program on a node.
+fn started<'a>(node: &'a str, program: &'a str) -> [&'a str; 7] {
     let loader = "/tmp/utofu/ld-linux-x86-64.so.2";
-    let start = ["exec", node, "--", loader, "--library-path", THERE, "/tmp/utofu/processes"];
-    [&start, args].concat()
+    ["exec", node, "--", loader, "--library-path", THERE, program]
+}
+
+/// Threads sleep by interrupts of queues, which this process has alone or through `tofud`.
+fn by_interrupt(place: &Place) {
+    assert_eq!(place.run(&started("0", "/tmp/utofu/wait")).ok(), "ok\n");
 }
 
 /// Runs the program on both nodes at once.
@@ -85,6 +99,7 @@ fn others_have_it(place: &Place) -> Said {
 fn many_processes() {
     let Some(place) = machine("many_processes") else { return };
     that_nobody_counted(&place);
+    by_interrupt(&place);
     of_two_nodes(&place);
     without_their_broker(&place);
     place.run(&["down"]).ok();
@@ -161,4 +176,5 @@ fn without_their_broker(place: &Place) {
     place.exec("0", &["sh", "-c", "rm /run/tofu/*.sock; killall tofu-net"]).ok();
     let out = place.run(&processes("0", &["many", "1", "3"])).ok();
     assert_eq!(rounds(&out).len(), 1, "{out}");
+    by_interrupt(place);
 }

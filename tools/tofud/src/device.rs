@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use tofu_abi::Generation;
-use tofu_abi::irq::vector;
 use tofu_abi::regs::{NUM_TNI, NodeAddress};
 use tofu_abi::{BchId, CqId, Group, NoSubnet, Subnet, TniId};
 use tofu_driver::Device;
@@ -76,12 +75,12 @@ pub trait SharedDevice {
     /// The reason in one line; the range stays reserved.
     fn take_addresses_back(&self, start: u64, len: u64) -> Result<(), String>;
 
-    /// The eventfd of a TNI's interrupt.
+    /// The eventfd of an interrupt, see [`tofu_abi::irq::vector`].
     ///
     /// # Errors
     ///
     /// If the system has none left.
-    fn interrupt(&self, tni: TniId) -> io::Result<BorrowedFd<'_>>;
+    fn interrupt(&self, vector: u16) -> io::Result<BorrowedFd<'_>>;
 
     /// Takes the packet buffers of a TNI from it, and masks its interrupt.
     fn stop_packets(&self, tni: TniId);
@@ -238,8 +237,8 @@ impl SharedDevice for Vfio {
         self.0.platform().take_addresses_back(start, len).map_err(|error| error.to_string())
     }
 
-    fn interrupt(&self, tni: TniId) -> io::Result<BorrowedFd<'_>> {
-        self.0.platform().share_interrupt(vector::tni(tni))
+    fn interrupt(&self, vector: u16) -> io::Result<BorrowedFd<'_>> {
+        self.0.platform().share_interrupt(vector)
     }
 
     fn stop_packets(&self, tni: TniId) {

@@ -13,6 +13,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
+use tofu_abi::irq::vector;
 use tofu_abi::{BchId, BgId, CqId, TniId};
 use tofu_driver::Gate;
 use tofu_vfio::broker::wire::{
@@ -286,6 +287,7 @@ impl<S: Source> Server<S> {
             Ok(Handled::Memory(file)) => self.clients.get(&id).map_or(Ok(()), |client| {
                 send(client.socket.as_fd(), &Answer::Memory, &[file.as_fd()])
             }),
+            Ok(Handled::Event(vector)) => self.say_event(id, vector),
             Ok(Handled::Answer(found)) => self.say(id, found),
             Ok(Handled::Welcome(cq)) => self.welcome(id, cq),
             Err(Refused { why, text }) => {
@@ -372,6 +374,12 @@ impl<S: Source> Server<S> {
                 Err(wrong("it has no address space"))
             }
             Request::Addresses { size } => self.grant_addresses(id, size),
+            // Its word in memory, which asks for the interrupt, must be in the address space.
+            Request::Interrupt(_) if user != self.trusted => Err(wrong("it has no address space")),
+            Request::Interrupt(queue) => {
+                let (tni, cq) = own_queue(&self.leases, id, queue)?;
+                Ok(Handled::Event(vector::cq(tni, cq)))
+            }
         }
     }
 
@@ -573,10 +581,21 @@ impl<S: Source> Server<S> {
         let (terms, fds) = device.terms()?;
         let mut fds = fds.to_vec();
         if let Role::Network(tni) = client.role {
-            fds.push(device.interrupt(tni)?);
+            fds.push(device.interrupt(vector::tni(tni))?);
         }
         let addresses = client.addresses.first().copied().unwrap_or_default();
         send(client.socket.as_fd(), &Answer::Welcome { terms, addresses, cq }, &fds)
+    }
+
+    /// Answers with the eventfd of a vector.
+    fn say_event(&self, id: ClientId, vector: u16) -> io::Result<()> {
+        let (Some(device), Some(client)) = (&self.device, self.clients.get(&id)) else {
+            return Ok(());
+        };
+        match device.interrupt(vector) {
+            Ok(event) => send(client.socket.as_fd(), &Answer::Done, &[event]),
+            Err(error) => self.say(id, refused(Refusal::NoneLeft, error.to_string())),
+        }
     }
 
     /// Ends a process's share: when this returns, the device does not use its memory any more.
@@ -645,6 +664,8 @@ impl<S: Source> Server<S> {
 /// The result of a request.
 enum Handled {
     Silent,
+    /// The eventfd of a vector.
+    Event(u16),
     Memory(OwnedFd),
     Answer(Answer),
     Welcome(Option<u8>),

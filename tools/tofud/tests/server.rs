@@ -129,7 +129,7 @@ impl SharedDevice for Device {
         Ok(())
     }
 
-    fn interrupt(&self, _: TniId) -> io::Result<BorrowedFd<'_>> {
+    fn interrupt(&self, _: u16) -> io::Result<BorrowedFd<'_>> {
         Ok(self.registers.as_fd())
     }
 
@@ -339,6 +339,22 @@ fn addresses_and_queues_are_had_on_demand() {
     // Memory may lie across the border of two ranges.
     let expected = [first, (start, len + UNIT)];
     assert_eq!(test.fake.state().back, expected);
+}
+
+#[test]
+fn interrupts_are_those_of_own_queues() {
+    let mut test = Test::new();
+    let (one, ..) = test.join(None);
+    let queue = Queue { tni: 2, cq: 0 };
+    send(one.as_fd(), &Request::Interrupt(queue), &[]).unwrap();
+    test.settle();
+    let (answer, fds) = receive_with_fds::<Answer>(one.as_fd()).unwrap().unwrap();
+    assert_eq!((answer, fds.len()), (Answer::Done, 1));
+    let (other, ..) = test.join(None);
+    assert_eq!(why(test.ask(&other, &Request::Interrupt(queue))), Refusal::Wrong);
+    let mut test = Test::of_others();
+    let (user, queue, _) = isolated(&mut test);
+    assert_eq!(why(test.ask(&user, &Request::Interrupt(queue))), Refusal::Wrong);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A process that uses a device through a broker.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -172,10 +173,12 @@ impl Broker {
             return Err(BrokerError::Answer);
         };
         let own = queue_number(cq)?;
-        let interrupt = match vector {
-            Some(vector) => Some((vector, fds.pop().ok_or(BrokerError::Answer)?)),
-            None => None,
-        };
+        let mut interrupts = BTreeMap::new();
+        if let Some(vector) = vector {
+            interrupts.insert(vector, Arc::new(fds.pop().ok_or(BrokerError::Answer)?));
+        }
+        let packets = interrupts.values().next().cloned();
+        let interrupts = Mutex::new(interrupts);
         let fds: Result<[OwnedFd; 2], _> = fds.try_into();
         let Ok([device, space]) = fds else {
             return Err(BrokerError::Answer);
@@ -193,7 +196,8 @@ impl Broker {
         let info = Info { page: terms.page, ranges: vec![(start, start + (len - 1))] };
         let ops = Arc::new(SharedSpace::new(terms.space, space));
         let memory = Pool::new(Space::part(ops, &info, Arc::clone(&self) as _));
-        Ok(SharedPlatform::new(registers, memory, Shared { interrupt, broker: self, cq: own }))
+        let shared = Shared { interrupts, packets, broker: self, cq: own };
+        Ok(SharedPlatform::new(registers, memory, shared))
     }
 
     /// Asks for a control queue that is not this process's own by its place.
@@ -312,13 +316,15 @@ impl MoreAddresses for Broker {
 
 /// A Tofu device that this process shares with others.
 ///
-/// Its only interrupt is that of [`Broker::join_packets`]: queues must be polled.
+/// Its interrupts are that of [`Broker::join_packets`], and those of its control queues.
 pub type SharedPlatform = MappedPlatform<Shared>;
 
 /// A device that a broker shares.
 pub struct Shared {
-    /// A vector and its eventfd.
-    interrupt: Option<(u16, OwnedFd)>,
+    /// Vectors and their eventfds.
+    interrupts: Mutex<BTreeMap<u16, Arc<OwnedFd>>>,
+    /// The eventfd of [`Broker::join_packets`].
+    packets: Option<Arc<OwnedFd>>,
     broker: Arc<Broker>,
     cq: Option<CqId>,
 }
@@ -329,27 +335,37 @@ impl fmt::Debug for Shared {
     }
 }
 
+impl Shared {
+    fn event(&self, vector: u16) -> Option<Arc<OwnedFd>> {
+        lock(&self.interrupts).get(&vector).cloned()
+    }
+}
+
 impl Tenure for Shared {
-    fn irq_enable(&self, vector: u16) -> io::Result<()> {
-        match &self.interrupt {
-            Some((own, _)) if *own == vector => Ok(()),
-            _ => Err(io::ErrorKind::NotFound.into()),
+    fn irq_enable(&self, index: u16) -> io::Result<()> {
+        if self.event(index).is_some() {
+            return Ok(());
         }
+        let queues = TniId::ALL.into_iter().flat_map(|tni| CqId::ALL.map(|cq| (tni, cq)));
+        let queue = queues.into_iter().find(|(tni, cq)| vector::cq(*tni, *cq) == index);
+        let queue = queue.ok_or(io::ErrorKind::NotFound)?;
+        let answer = self.broker.ask(&Request::Interrupt(queue.into()));
+        let (_, mut fds) = answer.map_err(io::Error::other)?;
+        let event = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
+        lock(&self.interrupts).insert(index, Arc::new(event));
+        Ok(())
     }
 
     fn irq_wait(&self, vector: u16, timeout_ns: u64) -> bool {
-        match &self.interrupt {
-            Some((own, event)) if *own == vector => irq::wait(event.as_fd(), timeout_ns),
-            _ => {
-                thread::sleep(Duration::from_nanos(timeout_ns));
-                false
-            }
+        if let Some(event) = self.event(vector) {
+            return irq::wait(event.as_fd(), timeout_ns);
         }
+        thread::sleep(Duration::from_nanos(timeout_ns));
+        false
     }
 
     fn irq_fd(&self, vector: u16) -> Option<i32> {
-        let (_, event) = self.interrupt.as_ref().filter(|(own, _)| *own == vector)?;
-        Some(event.as_raw_fd())
+        self.event(vector).map(|event| event.as_raw_fd())
     }
 }
 
@@ -362,7 +378,7 @@ impl SharedPlatform {
     /// The eventfd of the interrupt that was asked for, for event loops. Reading it takes the event
     /// from [`Platform::irq_wait`](tofu_driver::Platform::irq_wait).
     pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
-        self.tenure.interrupt.as_ref().map(|(_, event)| event.as_fd())
+        self.tenure.packets.as_ref().map(|event| event.as_fd())
     }
 
     /// A descriptor that has an event (a hang-up) when the broker wants the device back, or is

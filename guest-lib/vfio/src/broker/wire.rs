@@ -21,7 +21,7 @@ use tofu_driver::Gate;
 use crate::bar::Layout;
 
 /// Version of the messages. Both sides must have the same.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 8192;
 /// Descriptors in a message at most: the device, its address space, and an interrupt.
@@ -81,6 +81,9 @@ pub enum Request {
     },
     /// A request of a process that the broker keeps apart from others.
     Isolated(IsolatedRequest),
+    /// The interrupt of a control queue that is its own. Answered by [`Answer::Done`] with an
+    /// eventfd, which belongs to the queue and not to the process.
+    Interrupt(Queue),
 }
 
 /// Requests of a process that has neither the device nor its address space, but rings, notices and
@@ -291,7 +294,7 @@ pub enum Answer {
     },
     /// Comes with a file, memory that the device and the process share.
     Memory,
-    /// It is done.
+    /// It is done. The answer to [`Request::Interrupt`] comes with an eventfd.
     Done,
     /// The value that was asked for.
     Value(
