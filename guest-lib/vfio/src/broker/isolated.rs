@@ -28,7 +28,7 @@ use crate::memfd::page_size;
 #[derive(Debug)]
 pub enum Joined {
     /// It has the device's registers and address space, as all others have who trust each other.
-    Shared(SharedPlatform),
+    Shared(Box<SharedPlatform>),
     /// It has what is its own.
     Isolated(IsolatedDevice),
 }
@@ -50,7 +50,9 @@ impl Broker {
                 let coords = NodeAddress(node).coords();
                 Ok(Joined::Isolated(IsolatedDevice::new(self, coords, generation, cq)))
             }
-            answer => self.welcomed(answer, fds, None).map(Joined::Shared),
+            answer => {
+                self.welcomed(answer, fds, None).map(|shared| Joined::Shared(Box::new(shared)))
+            }
         }
     }
 }

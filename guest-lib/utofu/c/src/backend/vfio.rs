@@ -78,7 +78,7 @@ impl Vfio {
         };
         let joined = Arc::clone(&broker).join_any(rank);
         let platform = match joined.map_err(|error| broker_error(WHAT, error))? {
-            Joined::Shared(platform) => platform,
+            Joined::Shared(platform) => *platform,
             Joined::Isolated(device) => {
                 let share = share_of(device.generation(), device.cq())?;
                 let claims = Claims::new(broker, share.clone());
