@@ -280,8 +280,8 @@ impl<P: Platform> Cq<P> {
         self.device().poll_register(status, "STATUS.CQ_ENABLE to be set", enabled).map(drop)
     }
 
-    /// Gives a queue that was opened without interrupts those that tell of entries, for callers that
-    /// begin to wait later. Nothing fires before [`Cq::ask_interrupt`]. `masked` is
+    /// Gives a queue that was opened without interrupts those that tell of entries, for callers
+    /// that begin to wait later. Nothing fires before [`Cq::ask_interrupt`]. `masked` is
     /// [`CqConfig::mrq_interrupt_mask`]. Does nothing if the queue has interrupts.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use crate::gates::{VbgSetting, by_channel, gates_in};
 use crate::ids::VbgId;
 use crate::lock::Lock;
 use crate::provider::{Channel, Provider};
+use crate::rest::{EmptyPolls, doze};
 
 /// The results of a reduction, as a slice of as many values as were reduced.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -188,7 +189,8 @@ impl<P: Provider + ?Sized> Context<P> {
                 let id = setting.id;
                 gates[usize::from(id.tni())][usize::from(id.bg())] = Gate::Linked { tni, bch };
             }
-            *self.start_at(tni, bch).lock() = Some(Start { channel: opened, round: None });
+            let empty = EmptyPolls::default();
+            *self.start_at(tni, bch).lock() = Some(Start { channel: opened, round: None, empty });
         }
         Ok(())
     }
@@ -374,10 +376,12 @@ impl<P: Provider + ?Sized> Context<P> {
         flags: u64,
         is_it: impl FnOnce(Round) -> bool,
     ) -> Result<(Round, Value), Error> {
-        self.with_start(id, flags, |start| {
+        let mut waited = None;
+        let ended = self.with_start(id, flags, |start| {
             let round = start.round.filter(|round| is_it(*round)).ok_or_else(not_begun)?;
             let outcome = match start.channel.poll() {
                 Ok(None) => {
+                    waited = start.empty.add(&self.barriers().rest_after);
                     let hint = "others have not started it yet";
                     return Err(Error::new(Code::NotCompleted, "barrier", hint));
                 }
@@ -385,8 +389,14 @@ impl<P: Provider + ?Sized> Context<P> {
                 Err(error) => Err(error),
             };
             start.round = None;
+            start.empty.found();
             outcome.map(|value| (round, value))
-        })
+        });
+        // Nothing is locked any more.
+        if let Some(waited) = waited {
+            doze(waited);
+        }
+        ended
     }
 }
 

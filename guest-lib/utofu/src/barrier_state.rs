@@ -4,6 +4,7 @@ use tofu_abi::regs::{MAX_BG, NUM_BCH, NUM_TNI};
 use tofu_abi::{BchId, TniId};
 
 use crate::lock::Lock;
+use crate::rest::{EmptyPolls, RestAfter};
 
 /// The operation of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,7 @@ pub(crate) enum Round {
 pub(crate) struct Start<C> {
     pub(crate) channel: C,
     pub(crate) round: Option<Round>,
+    pub(crate) empty: EmptyPolls,
 }
 
 /// The state of a gate.
@@ -37,6 +39,7 @@ pub(crate) struct Barriers<C> {
     pub(crate) gates: Lock<[[Gate; MAX_BG]; NUM_TNI]>,
     /// By interface and channel. Taken after `gates`, and held for a shorter time.
     pub(crate) starts: [[Lock<Option<Start<C>>>; NUM_BCH]; NUM_TNI],
+    pub(crate) rest_after: RestAfter,
 }
 
 impl<C> Default for Barriers<C> {
@@ -44,6 +47,7 @@ impl<C> Default for Barriers<C> {
         Self {
             gates: Lock::new([[Gate::None; MAX_BG]; NUM_TNI]),
             starts: core::array::from_fn(|_| core::array::from_fn(|_| Lock::new(None))),
+            rest_after: RestAfter::default(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use tofu_abi::generation::Description;
 use tofu_abi::{Coords, TniId};
@@ -39,6 +40,16 @@ impl<P: Provider + ?Sized> Context<P> {
             .map(|(tni, cq)| Arc::new(SharedQueue::new(Arc::clone(&provider), tni, cq, bytes)))
             .collect();
         Self { provider, share, queues, barriers: Barriers::default() }
+    }
+
+    /// Has polls rest, which have found nothing for `after` or longer, each for up to a
+    /// millisecond, or with `None` no longer, as at first. A poll of a VCQ ends its rest when
+    /// something comes. If the queue has no interrupts, or the thread polls several VCQs or
+    /// barriers, it rests for a small part of the time that it has waited. Without an operating
+    /// system no poll rests.
+    pub fn rest_after(&self, after: Option<Duration>) {
+        self.queues.iter().for_each(|queue| queue.rest_after.set(after));
+        self.barriers.rest_after.set(after);
     }
 
     /// Returns the provider.

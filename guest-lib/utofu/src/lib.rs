@@ -36,6 +36,7 @@ mod lock;
 mod notice;
 mod provider;
 mod queue;
+mod rest;
 pub mod share;
 mod split;
 mod stag;

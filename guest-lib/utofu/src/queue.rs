@@ -4,6 +4,8 @@ use alloc::collections::{BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::time::Duration;
+
 use tofu_abi::{Coords, Rcode};
 
 use crate::command::Command;
@@ -11,6 +13,7 @@ use crate::error::{Code, Error};
 use crate::ids::{Stadd, VcqId, reserved_stag};
 use crate::notice::{Entry, Notice, tcq_code};
 use crate::provider::{Queue, Registration};
+use crate::rest::{EmptyPolls, RestAfter};
 use crate::split::{Cut, Split, Tail};
 use crate::stag::{Memory, Stags};
 use crate::wait::Bell;
@@ -73,6 +76,9 @@ struct Vcq {
     sleepers: u32,
     /// True if the program has found nothing, and waits by the bell's descriptor.
     watched: bool,
+    /// Polls that found nothing, and how many completions of the queue had been taken then.
+    empty: EmptyPolls,
+    reaped: usize,
 }
 
 impl Vcq {
@@ -178,6 +184,20 @@ impl<Q: Queue> OpenState<Q> {
         Ok(found)
     }
 
+    /// Notes what a poll of a VCQ has found. Returns for how long such polls have found nothing, if
+    /// the thread is to rest. Completions that were not asked for are something, too: a program may
+    /// poll because the queue was full.
+    #[inline]
+    pub(crate) fn idle(&mut self, extra: u8, found: bool, after: &RestAfter) -> Option<Duration> {
+        let vcq = self.vcqs[usize::from(extra)].as_mut()?;
+        if found || vcq.reaped != self.reap {
+            vcq.reaped = self.reap;
+            vcq.empty.found();
+            return None;
+        }
+        vcq.empty.add(after)
+    }
+
     fn settle(&mut self) {
         if self.vcqs.iter().flatten().all(|vcq| vcq.sleepers == 0 && !vcq.watched) {
             self.queue.ask_no_more();
@@ -215,6 +235,8 @@ impl<Q: Queue> OpenState<Q> {
             bell: None,
             sleepers: 0,
             watched: false,
+            empty: EmptyPolls::default(),
+            reaped: 0,
         });
     }
 
@@ -731,11 +753,11 @@ impl<Q: Queue> OpenState<Q> {
     }
 
     /// A thread has ended its wait. With `watched` the program waits by the bell's descriptor from
-    /// now on. The interrupt is withdrawn unless some thread or descriptor needs it.
-    pub(crate) fn end_wait(&mut self, extra: u8, watched: bool) {
+    /// now on, or no more. The interrupt is withdrawn unless some thread or descriptor needs it.
+    pub(crate) fn end_wait(&mut self, extra: u8, watched: Option<bool>) {
         if let Some(vcq) = &mut self.vcqs[usize::from(extra)] {
             vcq.sleepers -= 1;
-            vcq.watched = watched;
+            vcq.watched = watched.unwrap_or(vcq.watched);
         }
         self.settle();
     }

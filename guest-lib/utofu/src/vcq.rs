@@ -1,11 +1,14 @@
 //! Virtual control queues.
 
 use alloc::sync::Arc;
+#[cfg(feature = "std")]
+use core::sync::atomic::AtomicBool;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::time::Duration;
 #[cfg(feature = "std")]
 use std::os::fd::{AsRawFd, RawFd};
 #[cfg(feature = "std")]
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tofu_abi::desc::Descriptor;
 use tofu_abi::{Coords, CqId, TniId};
@@ -18,6 +21,9 @@ use crate::lock::{Guard, Lock};
 use crate::notice::Notice;
 use crate::provider::{OpenQueue, Provider};
 use crate::queue::{Completion, OpenState};
+#[cfg(feature = "std")]
+use crate::rest;
+use crate::rest::RestAfter;
 use crate::stag::NUM_STAGS;
 
 /// The most looks for the parts of a Put before a VCQ is freed: about a second.
@@ -54,6 +60,11 @@ pub struct SharedQueue<P: Provider + ?Sized> {
     split_from: u32,
     serial: AtomicU32,
     state: Lock<Option<OpenState<P::Queue>>>,
+    /// When polls that find nothing rest.
+    pub(crate) rest_after: RestAfter,
+    /// The queue has no interrupts.
+    #[cfg(feature = "std")]
+    is_deaf: AtomicBool,
 }
 
 /// The arguments of a Put or Get.
@@ -100,7 +111,18 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     pub(crate) fn new(provider: Arc<P>, tni: TniId, cq: CqId, split_from: u32) -> Self {
         let atomics = provider.generation().description().atomics;
         let (serial, state) = (AtomicU32::new(1), Lock::new(None));
-        Self { provider, tni, cq, atomics, split_from, serial, state }
+        Self {
+            provider,
+            tni,
+            cq,
+            atomics,
+            split_from,
+            serial,
+            state,
+            rest_after: RestAfter::default(),
+            #[cfg(feature = "std")]
+            is_deaf: AtomicBool::new(false),
+        }
     }
 
     /// Returns the coordinates of the node.
@@ -297,6 +319,50 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
         self.with(ticket, |open| open.post(ticket.extra, descriptors.len(), commands, cbdata))
     }
 
+    /// Polls, rests if there has been nothing for long, and polls again then.
+    #[inline]
+    fn poll<T>(
+        &self,
+        ticket: Ticket,
+        once: impl Fn(&mut OpenState<P::Queue>) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let mut waited = None;
+        let found = self.with(ticket, |open| {
+            let found = once(open);
+            waited = open.idle(ticket.extra, found.is_some(), &self.rest_after);
+            open.polled(found)
+        })?;
+        let Some(waited) = waited else { return Ok(found) };
+        self.rest(ticket, waited);
+        self.with(ticket, |open| {
+            let found = once(open);
+            open.polled(found)
+        })
+    }
+
+    #[cfg(not(feature = "std"))]
+    fn rest(&self, _: Ticket, _: Duration) {}
+
+    /// Rests in a poll that has found nothing, like the polls for so long before it.
+    #[cfg(feature = "std")]
+    #[cold]
+    fn rest(&self, ticket: Ticket, waited: Duration) {
+        std::thread_local! {
+            /// The queue and VCQ of the thread's last rest: it polls this one alone, or several.
+            static LAST: core::cell::Cell<(usize, u8)> = const { core::cell::Cell::new((0, 0)) };
+        }
+        let own = (core::ptr::from_ref(self).addr(), ticket.extra);
+        if LAST.replace(own) != own || self.is_deaf.load(Relaxed) {
+            return rest::doze(waited);
+        }
+        match self.sleep(ticket, rest::nap(waited), false) {
+            Err(error) if error.code() != Code::InvalidVcqHdl => {
+                self.is_deaf.store(true, Relaxed);
+            }
+            _ => {}
+        }
+    }
+
     /// Takes the next completion.
     ///
     /// # Errors
@@ -304,10 +370,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     /// [`Code::InvalidVcqHdl`]; [`Code::Fatal`] if the device has lost the queue.
     #[inline]
     pub fn poll_tcq(&self, ticket: Ticket) -> Result<Option<Completion>, Error> {
-        self.with(ticket, |open| {
-            let found = open.poll_tcq(ticket.extra);
-            open.polled(found)
-        })
+        self.poll(ticket, |open| open.poll_tcq(ticket.extra))
     }
 
     /// Takes the next notice.
@@ -317,10 +380,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     /// [`Code::InvalidVcqHdl`]; [`Code::Fatal`] if the device has lost the queue.
     #[inline]
     pub fn poll_mrq(&self, ticket: Ticket) -> Result<Option<Notice>, Error> {
-        self.with(ticket, |open| {
-            let found = open.poll_mrq(ticket.extra);
-            open.polled(found)
-        })
+        self.poll(ticket, |open| open.poll_mrq(ticket.extra))
     }
 
     /// Sleeps until the VCQ has a completion or a notice to take, or the time has passed. Returns
@@ -331,11 +391,17 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     ///
     /// # Errors
     ///
-    /// [`Code::NotSupported`] if the process has no interrupts; [`Code::InvalidVcqHdl`], also if the
-    /// VCQ is freed meanwhile; [`Code::OutOfMemory`], [`Code::OutOfResource`]; [`Code::Fatal`] if
-    /// the device has lost the queue.
+    /// [`Code::NotSupported`] if the process has no interrupts; [`Code::InvalidVcqHdl`], also if
+    /// the VCQ is freed meanwhile; [`Code::OutOfMemory`], [`Code::OutOfResource`];
+    /// [`Code::Fatal`] if the device has lost the queue.
     #[cfg(feature = "std")]
     pub fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<bool, Error> {
+        self.sleep(ticket, timeout, true)
+    }
+
+    /// Waits. With `asked` the program has asked for it, and may wait by the descriptor afterwards.
+    #[cfg(feature = "std")]
+    fn sleep(&self, ticket: Ticket, timeout: Duration, asked: bool) -> Result<bool, Error> {
         let start = Instant::now();
         let extra = ticket.extra;
         let Some(bell) = self.with(ticket, |open| open.begin_wait(extra))? else {
@@ -355,7 +421,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
             }
         };
         self.with(ticket, |open| {
-            open.end_wait(extra, !found && bell.has_descriptor());
+            open.end_wait(extra, asked.then(|| !found && bell.has_descriptor()));
             Ok(())
         })?;
         Ok(found)

@@ -1,9 +1,9 @@
 //! Sleep until a VCQ has something.
 //!
-//! The VCQs of a control queue have one interrupt, and each has a bell. A thread sleeps until one of
-//! the two is readable. Whoever takes an interrupt looks at all entries that have come, and rings
-//! the bells of the VCQs that they are for (`OpenState::arm`). So no thread misses an interrupt that
-//! another one has taken.
+//! The VCQs of a control queue have one interrupt, and each has a bell. A thread sleeps until one
+//! of the two is readable. The thread that takes an interrupt looks at all entries that have come,
+//! and rings the bells of the VCQs that they are for (`OpenState::arm`). So no thread misses an
+//! interrupt that another one has taken.
 
 #[cfg(not(feature = "std"))]
 pub(crate) use nothing::Bell;
@@ -35,7 +35,7 @@ mod system {
 
     use crate::error::{Code, Error};
 
-    /// Wakes the threads that wait for a VCQ: an eventfd of its own, and the interrupt of its
+    /// Wakes the threads that wait for a VCQ: its own eventfd, and the interrupt of its
     /// control queue.
     #[derive(Debug)]
     pub(crate) struct Bell {
@@ -67,8 +67,8 @@ mod system {
             let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
 
-        /// Sleeps until it rings or the queue interrupts, for at most `timeout`; without end if that
-        /// is longer than the kernel can count. Returns false if the time has passed.
+        /// Sleeps until it rings or the queue interrupts, for at most `timeout`; without end if
+        /// that is longer than the kernel can count. Returns false if the time has passed.
         pub(crate) fn sleep(&self, timeout: Duration) -> bool {
             let timeout = Timespec::try_from(timeout).ok();
             let mut fds = [
@@ -94,7 +94,7 @@ mod system {
             Ok(self.both.get_or_init(|| both))
         }
 
-        /// Whether a program has the descriptor.
+        /// Returns true if the program has the descriptor.
         pub(crate) fn has_descriptor(&self) -> bool {
             self.both.get().is_some()
         }

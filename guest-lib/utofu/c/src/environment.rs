@@ -1,6 +1,7 @@
 //! Numbers in environment variables.
 
 use std::env;
+use std::time::Duration;
 
 use tofu_abi::{Group, Subnet};
 use tofu_utofu::{Code, Error};
@@ -8,6 +9,10 @@ use tofu_utofu::{Code, Error};
 /// The size in bytes from which splitting is faster where links are shared, and no slower where
 /// they are not (`tests/benches/paths.rs`).
 const SPLIT_FROM: u32 = 512 << 10;
+
+/// The time in microseconds for which polls find nothing before they rest: longer than what is
+/// awaited takes where all have a processor.
+const SPIN_US: u32 = 200;
 
 /// Reads a number from the environment.
 pub(crate) fn number(name: &'static str, default: u16) -> Result<u16, Error> {
@@ -58,4 +63,10 @@ pub(crate) fn split_puts() -> Result<Option<u32>, Error> {
         1 => Some(SPLIT_FROM),
         bytes => Some(bytes),
     })
+}
+
+/// Returns the time after which polls that find nothing rest, if they do.
+pub(crate) fn rest_after() -> Result<Option<Duration>, Error> {
+    let spin = number32("UTOFU_SPIN_US", SPIN_US)?;
+    Ok((spin > 0).then(|| Duration::from_micros(spin.into())))
 }

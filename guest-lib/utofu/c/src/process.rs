@@ -119,6 +119,7 @@ fn get(index: usize) -> Result<&'static Process, Error> {
             None => Context::new(provider, share),
             Some(bytes) => Context::splitting(provider, share, bytes),
         };
+        context.rest_after(environment::rest_after()?);
         Ok(context)
     };
     place.get_or_init(make).as_ref().map_err(Clone::clone)

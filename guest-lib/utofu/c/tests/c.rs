@@ -259,6 +259,10 @@ fn missing_device_is_reported_with_advice() {
     if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
         assert!(output.starts_with("-7 ") && output.contains("UTOFU_SPLIT_PUTS"), "{output}");
     }
+    let wrong = [("TOFU_PROVIDER", "inproc"), ("UTOFU_SPIN_US", "soon")];
+    if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
+        assert!(output.starts_with("-7 ") && output.contains("UTOFU_SPIN_US"), "{output}");
+    }
     let wrong = [("TOFU_PROVIDER", "unknown")];
     if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
         assert!(output.starts_with("-7 ") && output.contains("TOFU_PROVIDER"), "{output}");

@@ -157,6 +157,7 @@ int main(int argc, char **argv)
 {
     int fd[2], again;
     void *cbdata;
+    struct utofu_mrq_notice last;
 
     if (argc > 1) peer = (unsigned)atoi(argv[1]);
 
@@ -206,6 +207,38 @@ int main(int argc, char **argv)
     OK(utofu_poll_tcq(vcq[0], 0, &cbdata));
     IS(tofu_wait(vcq[0], 0), UTOFU_ERR_NOT_FOUND);
     IS(poll(&ready, 1, 0), 0);
+
+#ifndef ONE_PROCESS
+    /* The end of an own command that the program does not ask for does not interrupt, so
+     * a thread sleeps until the answer. */
+    struct utofu_mrq_notice notice;
+    for (int i = 0; i < 50; i++) {
+        put(0, 8, REMOTE, NULL);
+        take(1, -1, &notice);
+        put(0, 8, LOCAL | TCQ, NULL);
+        OK(wait_for(vcq[0], 20 * SECOND));
+        take(0, -1, &notice);
+        OK(utofu_poll_tcq(vcq[0], 0, &cbdata));
+        IS(tofu_wait(vcq[0], 0), UTOFU_ERR_NOT_FOUND);
+        put(0, 8, REMOTE, NULL);
+        take(1, -1, &notice);
+        IS(poll(&ready, 1, 0), 0);
+    }
+#endif
+
+    /* Polls that find nothing leave the processor to others. */
+    struct timespec used;
+    start = now();
+    while (now() - start < 0.5)
+        for (int i = 0; i < 64; i++)
+            IS(utofu_poll_mrq(vcq[0], 0, &last), UTOFU_ERR_NOT_FOUND);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    double before = (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
+    start = now();
+    while (now() - start < 0.5)
+        IS(utofu_poll_mrq(vcq[0], 0, &last), UTOFU_ERR_NOT_FOUND);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    IS((double)used.tv_sec + 1e-9 * (double)used.tv_nsec - before < 0.2, 1);
 
     /* What is wrong. */
     IS(tofu_wait(vcq[0] + 1, 0), UTOFU_ERR_INVALID_VCQ_HDL);
