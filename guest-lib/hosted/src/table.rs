@@ -104,7 +104,8 @@ pub struct Table {
     pub enable: unsafe extern "C" fn(device: *const Device, vector: u16) -> bool,
     /// Waits for an interrupt, as [`tofu_driver::Platform::irq_wait`].
     pub wait: unsafe extern "C" fn(device: *const Device, vector: u16, timeout_ns: u64) -> bool,
-    /// The descriptor of an interrupt, as [`tofu_driver::Platform::irq_fd`]; below 0 if it has none.
+    /// The descriptor of an interrupt, as [`tofu_driver::Platform::irq_fd`]; below 0 if there is
+    /// none.
     pub descriptor: unsafe extern "C" fn(device: *const Device, vector: u16) -> i32,
     /// A monotonic clock of the device in nanoseconds.
     pub now: unsafe extern "C" fn(device: *const Device) -> u64,

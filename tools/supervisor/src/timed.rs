@@ -22,10 +22,13 @@ use tofu_vfio_user::{Backing, BoundSocket, ClientMemory, Limits, Server, bind_so
 /// Version of the pace protocol.
 const VERSION: u32 = 1;
 /// Bytes of a message of the plugin.
-const REQUEST: usize = 16;
+const REQUEST: usize = 24;
 /// Kinds of messages.
 const BEGIN: u32 = 1;
 const AT: u32 = 2;
+const ASLEEP: u32 = 3;
+/// The longest sleep that is believed at once, in nanoseconds.
+const LONGEST_SLEEP: u64 = 1_000_000_000;
 /// The most vectors that one answer has.
 const MOST_VECTORS: usize = 64;
 
@@ -169,10 +172,10 @@ impl Drop for TimedNodes {
     }
 }
 
-/// The number of this kind at a place of a message.
-fn number(message: &[u8; REQUEST]) -> (u32, u32, u64) {
+/// A message of the plugin: its kind, a version, and two times.
+fn parse(message: &[u8; REQUEST]) -> (u32, u32, u64, u64) {
     let word = |at: usize| message[at..at + 8].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b));
-    (word(0) as u32, (word(0) >> 32) as u32, word(8))
+    (word(0) as u32, (word(0) >> 32) as u32, word(8), word(16))
 }
 
 fn bad(what: impl Into<String>) -> io::Error {
@@ -195,10 +198,10 @@ impl Paces {
             if *lock(&self.stopped) {
                 return Ok(());
             }
-            let spoken = plugin.read_exact(&mut message).map(|()| number(&message));
+            let spoken = plugin.read_exact(&mut message).map(|()| parse(&message));
             match spoken {
-                Ok((BEGIN, VERSION, _)) => break plugin,
-                Ok((_, version, _)) => {
+                Ok((BEGIN, VERSION, ..)) => break plugin,
+                Ok((_, version, ..)) => {
                     log::warn!("the plugin of a guest speaks version {version}, not {VERSION}");
                 }
                 Err(error) => log::warn!("the plugin of a guest: {error}"),
@@ -207,21 +210,30 @@ impl Paces {
         };
         self.all_begin();
         turn.begin().map_err(io::Error::other)?;
-        let mut last = 0;
+        let (mut last, mut go) = (0, self.go(&turn, 0));
         loop {
-            let go_ns = self.go(&turn, last);
-            self.answer(&mut plugin, node, go_ns)?;
+            self.answer(&mut plugin, &go)?;
             match plugin.read_exact(&mut message) {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
                 result => result?,
             }
-            let (kind, _, at) = number(&message);
-            if kind != AT || at < last {
+            let (kind, _, at, until) = parse(&message);
+            if ![AT, ASLEEP].contains(&kind) || at < last {
                 return Err(bad(format!("message {kind} for {at} ns after {last} ns")));
             }
+            last = at;
             let ps = at.checked_mul(PS).ok_or_else(|| bad("a time of centuries"))?;
             turn.reach(ps).map_err(io::Error::other)?;
-            last = at;
+            let vectors = self.fired(node);
+            go = if kind == ASLEEP && vectors.is_empty() && until > at {
+                // The guest sleeps until then, or until something happens at its node. It gets what
+                // that is when it is there.
+                let until = until.min(at.saturating_add(LONGEST_SLEEP)).saturating_mul(PS);
+                let woken = turn.look(PS, until).map_err(io::Error::other)?;
+                Go { until_ns: (woken / PS).max(at + 1), vectors }
+            } else {
+                Go { vectors, ..self.go(&turn, at) }
+            };
         }
     }
 
@@ -236,24 +248,33 @@ impl Paces {
     }
 
     /// The time until which the guest may run from `at` on, in nanoseconds.
-    fn go(&self, turn: &Turn, at: u64) -> u64 {
+    fn go(&self, turn: &Turn, at: u64) -> Go {
         let horizon = turn.horizon() / PS;
-        horizon.min(at.saturating_add(self.quantum_ns)).max(at.saturating_add(1))
+        let until_ns = horizon.min(at.saturating_add(self.quantum_ns)).max(at.saturating_add(1));
+        Go { until_ns, vectors: Vec::new() }
     }
 
-    fn answer(&self, plugin: &mut UnixStream, node: NodeId, go_ns: u64) -> io::Result<()> {
-        let vectors = {
-            let mut pending = lock(&self.pending[node.index()]);
-            let few = pending.len().min(MOST_VECTORS);
-            pending.drain(..few).collect::<Vec<_>>()
-        };
-        let mut answer = Vec::with_capacity(16 + 4 * vectors.len());
-        answer.extend(go_ns.to_le_bytes());
-        answer.extend((vectors.len() as u32).to_le_bytes());
+    /// Interrupts of a node that its guest has not got.
+    fn fired(&self, node: NodeId) -> Vec<u16> {
+        let mut pending = lock(&self.pending[node.index()]);
+        let few = pending.len().min(MOST_VECTORS);
+        pending.drain(..few).collect()
+    }
+
+    fn answer(&self, plugin: &mut UnixStream, go: &Go) -> io::Result<()> {
+        let mut answer = Vec::with_capacity(16 + 4 * go.vectors.len());
+        answer.extend(go.until_ns.to_le_bytes());
+        answer.extend((go.vectors.len() as u32).to_le_bytes());
         answer.extend(0u32.to_le_bytes());
-        answer.extend(vectors.iter().flat_map(|vector| u32::from(*vector).to_le_bytes()));
+        answer.extend(go.vectors.iter().flat_map(|vector| u32::from(*vector).to_le_bytes()));
         plugin.write_all(&answer)
     }
+}
+
+/// The answer to a plugin.
+struct Go {
+    until_ns: u64,
+    vectors: Vec<u16>,
 }
 
 #[cfg(test)]
@@ -271,8 +292,13 @@ mod tests {
         }
 
         fn say(&mut self, kind: u32, version: u32, ns: u64) {
+            self.tell([kind, version], [ns, 0]);
+        }
+
+        fn tell(&mut self, [kind, version]: [u32; 2], [ns, until]: [u64; 2]) {
             let head = [kind.to_le_bytes(), version.to_le_bytes()].concat();
-            self.0.write_all(&[head, ns.to_le_bytes().to_vec()].concat()).unwrap();
+            let times = [ns.to_le_bytes(), until.to_le_bytes()].concat();
+            self.0.write_all(&[head, times].concat()).unwrap();
         }
 
         /// The time until which the guest may run; `None` if the machine has hung up.
@@ -322,9 +348,16 @@ mod tests {
             assert_eq!(a.hear(), Some(1500));
             a.say(AT, 0, 2001);
             assert_eq!(b.hear(), Some(3000));
+            // Guests that sleep go from one time to the next at once.
+            b.tell([ASLEEP, 0], [2500, 9_000_000]);
+            assert_eq!(a.hear(), Some(3001));
+            a.tell([ASLEEP, 0], [3001, 7_000_000]);
+            assert_eq!(a.hear(), Some(7_000_000));
+            a.say(AT, 0, 9_000_500);
+            assert_eq!(b.hear(), Some(9_000_000));
             drop(b);
             // A guest that has gone holds up the other one no longer.
-            assert_eq!(a.hear(), Some(3001));
+            assert_eq!(a.hear(), Some(9_001_500));
         });
         drop(nodes);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -2,8 +2,9 @@
 //!
 //! QEMU counts the guest's instructions (`-icount shift=0,sleep=off`), and all of its clocks follow
 //! them. A timer of QEMU's virtual clock stops the guest where the machine allows it to run to. At
-//! each access to the device, too, the machine is told the time first, and lets the guest go on
-//! when it has got there. Interrupts come with its answers, and are delivered at that point.
+//! each access to the device, too, the plugin says the time first, and the guest continues when the
+//! machine has got there. Interrupts come with the machine's answers, and are delivered at that
+//! point.
 //!
 //! QEMU's executable exports the functions that its modules use. What is not part of the plugin API
 //! is no stable interface: everything is looked up when the plugin is loaded, and what is missing

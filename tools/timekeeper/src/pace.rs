@@ -8,6 +8,7 @@ const VERSION: u32 = 1;
 /// Kinds of messages.
 const BEGIN: u32 = 1;
 const AT: u32 = 2;
+const ASLEEP: u32 = 3;
 /// The most vectors of an answer that are believed.
 const MOST_VECTORS: u32 = 4096;
 
@@ -38,7 +39,7 @@ impl Pace {
     ///
     /// If the machine ends, or speaks another version.
     pub(crate) fn begin(&mut self) -> io::Result<Go> {
-        self.tell(BEGIN, VERSION, 0)
+        self.tell([BEGIN, VERSION], [0, 0])
     }
 
     /// Tells where the guest is, and waits until the machine has got there.
@@ -47,15 +48,23 @@ impl Pace {
     ///
     /// If the machine ends.
     pub(crate) fn at(&mut self, ns: u64) -> io::Result<Go> {
-        self.tell(AT, 0, ns)
+        self.tell([AT, 0], [ns, 0])
     }
 
-    fn tell(&mut self, kind: u32, version: u32, ns: u64) -> io::Result<Go> {
+    /// The same of a guest that sleeps until a time, if nothing happens at its node before.
+    ///
+    /// # Errors
+    ///
+    /// If the machine ends.
+    pub(crate) fn asleep(&mut self, ns: u64, until_ns: u64) -> io::Result<Go> {
+        self.tell([ASLEEP, 0], [ns, until_ns])
+    }
+
+    fn tell(&mut self, [kind, version]: [u32; 2], [ns, until_ns]: [u64; 2]) -> io::Result<Go> {
+        let head = [kind.to_le_bytes(), version.to_le_bytes()].concat();
+        let times = [ns.to_le_bytes(), until_ns.to_le_bytes()].concat();
+        self.0.write_all(&[head, times].concat())?;
         let mut message = [0; 16];
-        message[..4].copy_from_slice(&kind.to_le_bytes());
-        message[4..8].copy_from_slice(&version.to_le_bytes());
-        message[8..].copy_from_slice(&ns.to_le_bytes());
-        self.0.write_all(&message)?;
         self.0.read_exact(&mut message)?;
         let word =
             |at: usize| message[at..at + 4].iter().rev().fold(0, |n, &b| n << 8 | u32::from(b));

@@ -14,6 +14,8 @@ pub(crate) static qemu_plugin_version: c_int = 7;
 
 /// `QEMU_CLOCK_VIRTUAL`: with instruction counting, the clock of the guest.
 const CLOCK_VIRTUAL: c_int = 1;
+/// Timers of any attributes.
+const ALL_TIMERS: c_int = -1;
 /// Nanoseconds.
 const SCALE_NS: c_int = 1;
 /// Bytes for a `QEMUTimer`, which has 48.
@@ -35,6 +37,8 @@ type TimerInit = unsafe extern "C" fn(
     *mut c_void,
 );
 type TimerMod = unsafe extern "C" fn(*mut c_void, i64);
+type ThreadsIdle = unsafe extern "C" fn() -> bool;
+type Deadline = unsafe extern "C" fn(c_int, c_int) -> i64;
 type MsixNotify = unsafe extern "C" fn(*mut c_void, u32);
 type Resolve = unsafe extern "C" fn(*const c_char, *const c_char, *mut bool) -> *mut c_void;
 type VcpuInit = unsafe extern "C" fn(u64, unsafe extern "C" fn(u32, *mut c_void), *mut c_void);
@@ -46,6 +50,8 @@ struct Plugin {
     clock: ClockGet,
     timer_init: TimerInit,
     timer_mod: TimerMod,
+    idle: ThreadsIdle,
+    deadline: Deadline,
     msix_notify: MsixNotify,
     resolve: Resolve,
     /// `vfio_user_device_io_ops_sock`.
@@ -126,8 +132,20 @@ impl Plugin {
     }
 }
 
+/// Called when the guest has got as far as it might. The timer is not among the pending ones then.
 unsafe extern "C" fn tick(_: *mut c_void) {
-    plugin().meet();
+    let plugin = plugin();
+    // SAFETY: QEMU's functions; the big lock is held, as in all timers.
+    let (idle, next) = unsafe { ((plugin.idle)(), (plugin.deadline)(CLOCK_VIRTUAL, ALL_TIMERS)) };
+    if !idle || next == 0 {
+        return plugin.meet();
+    }
+    let mut state = plugin.state();
+    let now = plugin.now();
+    // Without a timer there is no next time, which is negative.
+    let until = u64::try_from(next).map_or(u64::MAX, |next| now.saturating_add(next));
+    let go = state.pace.asleep(now, until);
+    plugin.obey(&mut state, go);
 }
 
 unsafe extern "C" fn region_read(
@@ -233,6 +251,8 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             clock: transmute::<*mut c_void, ClockGet>(symbol(c"qemu_clock_get_ns")),
             timer_init: transmute::<*mut c_void, TimerInit>(symbol(c"timer_init_full")),
             timer_mod: transmute::<*mut c_void, TimerMod>(symbol(c"timer_mod_ns")),
+            idle: transmute::<*mut c_void, ThreadsIdle>(symbol(c"all_cpu_threads_idle")),
+            deadline: transmute::<*mut c_void, Deadline>(symbol(c"qemu_clock_deadline_ns_all")),
             msix_notify: transmute::<*mut c_void, MsixNotify>(symbol(c"msix_notify")),
             resolve: transmute::<*mut c_void, Resolve>(symbol(c"object_resolve_path_type")),
             operations: symbol(c"vfio_user_device_io_ops_sock") as usize,

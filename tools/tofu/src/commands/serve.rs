@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::{Parser, ValueEnum};
 use serde_json::json;
 use tofu_abi::Coords;
@@ -23,6 +23,8 @@ use tofu_ui::exit;
 use tofu_vfio_user::Backing;
 
 use crate::options::{SandboxArgs, ShapeArgs, choice};
+
+use self::modelled::How;
 
 mod modelled;
 
@@ -112,6 +114,8 @@ Examples:
 const SHOWN: usize = 12;
 /// Nodes of a machine: each takes a thread and descriptors.
 const MOST: u32 = 1024;
+/// The same in modelled time, where one guest runs at a time.
+const MOST_MODELLED: u32 = 64;
 
 impl ServeArgs {
     fn plan(&self) -> anyhow::Result<Plan> {
@@ -130,6 +134,31 @@ impl ServeArgs {
             bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
         }
         Ok(plan)
+    }
+
+    fn backing(&self) -> Backing {
+        if self.any_memory { Backing::Any } else { Backing::Sealed }
+    }
+
+    /// The way of serving the plan in modelled time. Refuses what a machine does not have there.
+    fn modelled(&self, plan: &Plan) -> anyhow::Result<How> {
+        let Some(generation) = plan.interconnect.tofu() else {
+            bail!("--time modelled is for generations of Tofu: TNW has no guests in it yet");
+        };
+        ensure!(
+            self.doorbell != Some(Doorbell::Polled),
+            "--time modelled has trapped doorbells: memory that is polled has no time"
+        );
+        ensure!(self.engines.is_none(), "--time modelled has no engine threads: omit --engines");
+        ensure!(self.metrics.is_none(), "--time modelled has no --metrics yet");
+        let shape = plan.network.shape;
+        let nodes = shape.nodes();
+        ensure!(
+            nodes <= MOST_MODELLED,
+            "--time modelled takes at most {MOST_MODELLED} nodes, and the shape has {nodes}"
+        );
+        let (backing, quantum, json) = (self.backing(), self.quantum, self.json);
+        Ok(How { generation, shape, backing, quantum, json })
     }
 
     /// The folder for the sockets, if it is not the machine's own. A client may be started from
@@ -151,21 +180,20 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let (sender, events) = event::events();
     let _signals = sender.forward_signals()?;
     let folders: Vec<&Path> = own_folder.as_deref().into_iter().collect();
-    let generation = match args.time {
+    let modelled = match args.time {
         Time::Host => None,
-        Time::Modelled => Some(modelled::check(args, &plan)?),
+        Time::Modelled => Some(args.modelled(&plan)?),
     };
     let mut session = Session::start(&plan, Rights::Programs(&folders), sender.clone(), None)?;
-    if let Some(generation) = generation {
+    if let Some(how) = modelled {
         let folder = own_folder.as_deref().unwrap_or(session.dir.path()).to_owned();
-        let machine = (generation, plan.network.shape);
-        return modelled::run(args, machine, &mut session, &folder, &events);
+        return modelled::run(&how, &mut session, &folder, &events);
     }
     let backend = session.machines(None);
     let mut running = backend.start(&plan, sender)?;
     let machine = running.machine().context("no machine")?;
     let folder = own_folder.as_deref().unwrap_or(session.dir.path()).to_owned();
-    let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
+    let backing = args.backing();
     let (mut served, mut sockets) = (Vec::new(), Vec::new());
     for (id, at) in (0..).map(NodeId).zip(plan.network.shape.iter()) {
         let socket = folder.join(node_file("node", at, "sock"));

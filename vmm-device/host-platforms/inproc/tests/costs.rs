@@ -57,8 +57,8 @@ const TRACED_MARGIN: f64 = 0.1;
 
 /// Instructions of a frame of this many bytes from one node to another, the devices' among them.
 const FRAMES: [(u32, f64); 3] = [(60, 19_440.0), (1514, 23_640.0), (9014, 333_530.0)];
-/// The same for frames that the other node fetches from where the first one has them, and uses where
-/// they are fetched to, with their heads in the requests.
+/// The same for frames that the other node fetches from where the first one has them, and uses
+/// where they are fetched to, with their heads in the requests.
 const PLACED: [(u32, f64); 2] = [(9014, 68_400.0), (65_000, 136_400.0)];
 
 /// Tells the test to do something else instead.

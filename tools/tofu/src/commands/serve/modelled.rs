@@ -3,13 +3,12 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
 use serde_json::json;
 use tofu_abi::Generation;
 use tofu_abi::topology::Shape;
 use tofu_linux_nodes::qemu;
-use tofu_spec::plan::Plan;
-use tofu_spec::units::{Doorbell, MemorySize};
+use tofu_spec::units::MemorySize;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::session::Session;
 use tofu_supervisor::timed::{Sockets, TimedNodes};
@@ -17,45 +16,35 @@ use tofu_sync::queue::Receiver;
 use tofu_ui::exit;
 use tofu_vfio_user::Backing;
 
-use super::ServeArgs;
-
-/// The most nodes: each takes threads, and one guest runs at a time.
-const MOST: u32 = 64;
 /// The plugin's file.
 const PLUGIN: &str = "libtofutime.so";
 
-/// Refuses what a machine in modelled time does not have.
-pub(super) fn check(args: &ServeArgs, plan: &Plan) -> anyhow::Result<Generation> {
-    let Some(generation) = plan.interconnect.tofu() else {
-        bail!("--time modelled is for generations of Tofu: TNW's devices have no guests there yet");
-    };
-    ensure!(
-        args.doorbell != Some(Doorbell::Polled),
-        "--time modelled has trapped doorbells: memory that is polled has no time"
-    );
-    ensure!(args.engines.is_none(), "--time modelled has no engine threads: leave out --engines");
-    ensure!(args.metrics.is_none(), "--time modelled has no --metrics yet");
-    let nodes = plan.network.shape.nodes();
-    ensure!(nodes <= MOST, "--time modelled takes at most {MOST} nodes, and there are {nodes}");
-    Ok(generation)
+/// The devices, and the way of serving them.
+pub(super) struct How {
+    pub(super) generation: Generation,
+    pub(super) shape: Shape,
+    pub(super) backing: Backing,
+    /// The longest step of a guest, in nanoseconds.
+    pub(super) quantum: u64,
+    /// True if one JSON object is printed.
+    pub(super) json: bool,
 }
 
 /// Serves the devices until a signal comes. Returns the exit code.
 pub(super) fn run(
-    args: &ServeArgs,
-    (generation, shape): (Generation, Shape),
+    how: &How,
     session: &mut Session,
     folder: &Path,
     events: &Receiver<Event>,
 ) -> anyhow::Result<u8> {
-    let backing = if args.any_memory { Backing::Any } else { Backing::Sealed };
-    let nodes = TimedNodes::serve(generation, shape, folder, backing, args.quantum)?;
+    let How { generation, shape, backing, quantum, .. } = *how;
+    let nodes = TimedNodes::serve(generation, shape, folder, backing, quantum)?;
     let sockets = nodes.sockets();
     for (_, device, pace) in &sockets {
         session.janitor.remove_file(device)?;
         session.janitor.remove_file(pace)?;
     }
-    print(args, (generation, shape), session, &sockets)?;
+    print(how, session, &sockets)?;
     let code = loop {
         match events.recv()? {
             Event::Signal(signal) => break exit::of_signal(signal),
@@ -73,14 +62,10 @@ fn plugin() -> anyhow::Result<PathBuf> {
     Ok(itself.with_file_name(PLUGIN))
 }
 
-fn print(
-    args: &ServeArgs,
-    (generation, shape): (Generation, Shape),
-    session: &Session,
-    sockets: &[Sockets],
-) -> anyhow::Result<()> {
+fn print(how: &How, session: &Session, sockets: &[Sockets]) -> anyhow::Result<()> {
+    let How { generation, shape, .. } = *how;
     let (mut out, plugin, name) = (io::stdout().lock(), plugin()?, session.dir.name());
-    if args.json {
+    if how.json {
         let nodes = sockets.iter().map(
             |(at, device, pace)| json!({ "node": at.to_array(), "socket": device, "pace": pace }),
         );
