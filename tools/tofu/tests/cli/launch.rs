@@ -1,6 +1,7 @@
 //! Machines in shards by one command: `tofu up --hosts`, and Slurm.
 
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -233,20 +234,30 @@ SLURM_PROCID=1 "$@" & second=$!
 wait $first && wait $second
 "#;
 
+/// The first of two ports in a row that are free.
+fn two_free_ports() -> u16 {
+    loop {
+        let first = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let next = first.checked_add(1).map(|next| TcpListener::bind(("127.0.0.1", next)));
+        if matches!(next, Some(Ok(_))) {
+            return first;
+        }
+    }
+}
+
 #[test]
 fn tasks_of_slurm_are_shards() {
     let hosts = Hosts::new("srun", SRUN);
     if !hosts.place.can_boot("tasks_of_slurm_are_shards") {
         return;
     }
-    let [address] = free_addresses();
-    let (_, port) = address.split_once(':').unwrap();
+    let port = two_free_ports().to_string();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../slurm/tofu.sbatch");
     let mut command = Command::new("sh");
     command.args([script, "--shape", SHAPE, "--guest", "ring", "--timeout", "800s"]);
     for (name, value) in [
         ("TOFU", TOFU),
-        ("TOFU_PORT", port),
+        ("TOFU_PORT", &port),
         ("SLURM_JOB_ID", "17"),
         ("SLURM_JOB_NODELIST", "localhost"),
         ("SLURM_TASKS_PER_NODE", "2"),
