@@ -42,21 +42,23 @@ pub struct Options {
 ///
 /// If `args` names nothing that exists, a result cannot be written, or a model fails.
 pub fn run(args: &Options) -> anyhow::Result<u8> {
-    if args.what == "papers" && args.ns_per_instruction.is_none() {
+    ensure!(
+        args.ns_per_instruction.is_none() || args.what == "measured",
+        "--ns-per-instruction is for measured: nothing else runs programs"
+    );
+    ensure!(
+        !args.full || args.what == "papers",
+        "--full is for papers: a scenario says how many messages there are"
+    );
+    if args.what == "papers" {
         let report = papers::Report::measure(papers::Extent::new(args.full))?;
         return args.print(&report, report.curves(), &report.text());
     }
     if args.what == "measured" {
-        ensure!(!args.full, "--full is for papers");
         let speed = args.ns_per_instruction.unwrap_or(measured::NS_PER_INSTRUCTION);
         let report = measured::Report::measure(speed)?;
         return args.print(&report, report.curves(), &report.text());
     }
-    ensure!(
-        args.ns_per_instruction.is_none(),
-        "--ns-per-instruction is for measured: nothing else runs programs"
-    );
-    ensure!(!args.full, "--full is for papers: a scenario says how many messages there are");
     let text = scenario::text_of(&args.what)?;
     if tnw::scenario::is_of_tnw(&text) {
         let report = tnw::scenario::Scenario::parse(&args.what, &text)?.run()?;
