@@ -51,6 +51,7 @@ struct Paces {
 pub struct TimedNodes {
     paces: Arc<Paces>,
     nodes: Vec<Node>,
+    /// Those that serve devices.
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -92,7 +93,11 @@ impl TimedNodes {
             Arbiter::InTurn,
             memories.iter().map(|memory| Arc::clone(memory) as _),
             Box::new(move |Interrupt { node, vector, .. }| {
-                lock(&interrupts[node.index()]).push(vector);
+                // Once each, as a node whose guest has gone may get any number.
+                let mut pending = lock(&interrupts[node.index()]);
+                if !pending.contains(&vector) {
+                    pending.push(vector);
+                }
             }),
         )?;
         let turns = Turns::start(&engine, &ids);
@@ -144,7 +149,8 @@ impl TimedNodes {
                 log::error!("node {at}: its guest is out of modelled time: {error}");
             }
         };
-        self.threads.push(spawn(format!("pace{at}"), Box::new(run))?);
+        // Not joined: it may wait for the turn of a guest that is stopped.
+        spawn(format!("pace{at}"), Box::new(run))?;
         self.nodes.push(Node { at, server, device, pace, plugin });
         Ok(())
     }
@@ -167,8 +173,10 @@ impl Drop for TimedNodes {
             // Wakes a thread that waits for the plugin.
             let _ = UnixStream::connect(node.pace.path());
         }
-        // Threads that still wait for a turn end with the process: their guests are gone.
-        self.threads.clear();
+        for thread in self.threads.drain(..) {
+            // A panic in the thread has already been printed.
+            let _ = thread.join();
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use clap::{Parser, ValueEnum};
+use clap::{Parser, ValueEnum, value_parser};
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::MachineName;
@@ -79,10 +79,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "CLOCK", default_value = "host")]
     pub(crate) time: Time,
 
-    /// The longest step of a guest in modelled time before it asks how far it may run
-    #[arg(long, value_name = "NS", default_value_t = 100_000,
-          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
-    pub(crate) quantum: u64,
+    /// With --time modelled: the longest step of a guest before it asks how far it may run, in
+    /// nanoseconds [default: 100000]
+    #[arg(long, value_name = "NS", value_parser = value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) quantum: Option<u64>,
 
     /// Name of the machine [default: tofu, tofu-2, ...]
     #[arg(long, value_name = "NAME")]
@@ -116,6 +116,8 @@ const SHOWN: usize = 12;
 const MOST: u32 = 1024;
 /// The same in modelled time, where one guest runs at a time.
 const MOST_MODELLED: u32 = 64;
+/// The longest step of a guest in modelled time, in nanoseconds.
+const QUANTUM: u64 = 100_000;
 
 impl ServeArgs {
     fn plan(&self) -> anyhow::Result<Plan> {
@@ -145,19 +147,28 @@ impl ServeArgs {
         let Some(generation) = plan.interconnect.tofu() else {
             bail!("--time modelled is for generations of Tofu: TNW has no guests in it yet");
         };
+        // Of the plan, as a machine file may ask for them as well as an option.
         ensure!(
-            self.doorbell != Some(Doorbell::Polled),
+            plan.doorbell == Doorbell::Trapped,
             "--time modelled has trapped doorbells: memory that is polled has no time"
         );
-        ensure!(self.engines.is_none(), "--time modelled has no engine threads: omit --engines");
-        ensure!(self.metrics.is_none(), "--time modelled has no --metrics yet");
+        for (asked, what) in [
+            (plan.engines.is_some(), "engine threads (engines)"),
+            (plan.metrics.is_some(), "metrics"),
+            (!plan.network.links_down.is_empty(), "links that are down"),
+            (plan.faults.is_some(), "faults"),
+            (!plan.captures.is_empty(), "captures"),
+        ] {
+            ensure!(!asked, "--time modelled has no {what} yet");
+        }
         let shape = plan.network.shape;
         let nodes = shape.nodes();
         ensure!(
             nodes <= MOST_MODELLED,
             "--time modelled takes at most {MOST_MODELLED} nodes, and the shape has {nodes}"
         );
-        let (backing, quantum, json) = (self.backing(), self.quantum, self.json);
+        let quantum = self.quantum.unwrap_or(QUANTUM);
+        let (backing, json) = (self.backing(), self.json);
         Ok(How { generation, shape, backing, quantum, json })
     }
 
@@ -181,7 +192,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let _signals = sender.forward_signals()?;
     let folders: Vec<&Path> = own_folder.as_deref().into_iter().collect();
     let modelled = match args.time {
-        Time::Host => None,
+        Time::Host => {
+            ensure!(args.quantum.is_none(), "--quantum is for --time modelled");
+            None
+        }
         Time::Modelled => Some(args.modelled(&plan)?),
     };
     let mut session = Session::start(&plan, Rights::Programs(&folders), sender.clone(), None)?;

@@ -42,6 +42,37 @@ fn devices_are_on_sockets_until_ctrl_c() {
 }
 
 #[test]
+fn devices_in_modelled_time_have_paces() {
+    let place = Place::new();
+    let (mut process, machine) = place.start(&[&PAIR[..], &["--time", "modelled"]].concat());
+    assert_eq!(machine["time"], "modelled");
+    for node in machine["nodes"].as_array().unwrap() {
+        for socket in ["socket", "pace"] {
+            UnixStream::connect(node[socket].as_str().unwrap()).unwrap();
+        }
+    }
+    interrupt(process.id());
+    assert_eq!(process.wait(), Some(130));
+    place.is_clean();
+    let file = place.path().join("m.toml");
+    for (field, expected) in [
+        ("doorbell = \"polled\"", "has trapped doorbells"),
+        ("engines = 2", "has no engine threads"),
+        ("metrics = \"127.0.0.1:9\"", "has no metrics"),
+        ("generation = \"tnw\"", "is for generations of Tofu"),
+    ] {
+        std::fs::write(&file, format!("{field}\n")).unwrap();
+        let file = file.to_str().unwrap();
+        let shape = ["--shape", "2x1x1x1x1x1"];
+        let args = [&["serve", "--time", "modelled", "-c", file][..], &shape].concat();
+        let error = place.run(&args).error();
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = place.run(&["serve", "--quantum", "100"]).error();
+    assert!(error.contains("--quantum is for --time modelled"), "{error}");
+}
+
+#[test]
 fn several_machines_have_names() {
     let place = Place::new();
     let (mut first, _) = place.start(&PAIR);
