@@ -43,8 +43,10 @@ pub struct EventEngine {
     arrival: AtomicU64,
     /// The number of events that have happened at each node.
     events: Vec<AtomicU64>,
-    /// True of nodes that have rung a doorbell or sent a packet.
+    /// True of nodes that have enabled a queue, rung a doorbell or sent a packet.
     active: Vec<AtomicBool>,
+    /// The number of barrier channels that are in use at each node.
+    channels: Vec<AtomicU64>,
     interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
 }
 
@@ -92,6 +94,7 @@ impl EventEngine {
                 arrival: AtomicU64::new(0),
                 events: shape.iter().map(|_| AtomicU64::new(0)).collect(),
                 active: shape.iter().map(|_| AtomicBool::new(false)).collect(),
+                channels: shape.iter().map(|_| AtomicU64::new(0)).collect(),
                 interrupt,
             }
         }))
@@ -142,6 +145,13 @@ impl EventEngine {
         self.state().network.parameters().hop_ps()
     }
 
+    /// The least time from a doorbell of a node to an effect at another. A command takes its time
+    /// in the interface first, and only the signals of gates do not.
+    pub fn doorbell_lookahead(&self, node: NodeId) -> Ps {
+        let signals = self.channels.get(node.index()).is_none_or(|used| used.load(SeqCst) > 0);
+        self.lookahead() + if signals { 0 } else { self.timing.issue_ps }
+    }
+
     /// The earliest time at which anything may happen to a node: neither its memory nor its
     /// registers change before, and it sends no interrupt. `None` if that takes another doorbell
     /// first.
@@ -167,8 +177,8 @@ impl EventEngine {
         self.events.get(node.index()).map_or(0, |events| events.load(SeqCst))
     }
 
-    /// True if a node has ever rung a doorbell or sent a packet. Before that it had no effect on
-    /// others.
+    /// True if a node has ever enabled a queue, rung a doorbell or sent a packet. Before that it had
+    /// no effect on others.
     pub fn is_active(&self, node: NodeId) -> bool {
         self.active.get(node.index()).is_some_and(|active| active.load(SeqCst))
     }
@@ -295,7 +305,19 @@ impl Host for NodeHost {
         self.with(|engine| engine.doorbell(self.node, tni, doorbell, engine.now()));
     }
 
-    fn queue_enabled(&self, _: TniId, _: Doorbell, _: bool) {}
+    fn queue_enabled(&self, _: TniId, queue: Doorbell, on: bool) {
+        self.with(|engine| {
+            engine.activate(self.node);
+            if let (Doorbell::Channel(_), Some(used)) =
+                (queue, engine.channels.get(self.node.index()))
+            {
+                match on {
+                    true => used.fetch_add(1, SeqCst),
+                    false => used.fetch_sub(1, SeqCst),
+                };
+            }
+        });
+    }
 
     fn timer(&self, deadline_ns: u64) {
         let at = deadline_ns.saturating_mul(1000);

@@ -41,7 +41,8 @@ impl Function {
         self.coords
     }
 
-    fn icc(&self) -> &Icc {
+    /// The controller.
+    pub fn icc(&self) -> &Icc {
         self.engine.icc(self.node).expect("checked when this was made")
     }
 }

@@ -20,4 +20,4 @@ mod turns;
 
 pub use engine::{EventEngine, Interrupt};
 pub use function::Function;
-pub use turns::{Stuck, Turn, Turns};
+pub use turns::{Lateness, Stuck, Turn, Turns};

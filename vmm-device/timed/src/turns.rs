@@ -16,6 +16,8 @@ pub enum Stuck {
     Waiting(Vec<usize>),
     /// A program did not take its turn to the end, as it panicked: its number.
     Gone(usize),
+    /// The machine ends.
+    Stopped,
 }
 
 impl fmt::Display for Stuck {
@@ -26,6 +28,7 @@ impl fmt::Display for Stuck {
                 write!(f, "nothing is in flight, and programs {} wait", names.join(", "))
             }
             Self::Gone(program) => write!(f, "program {program} has panicked"),
+            Self::Stopped => f.write_str("the machine ends"),
         }
     }
 }
@@ -40,9 +43,12 @@ enum Wish {
     /// It looks at its memory every so often, from its time on, until this time. It has seen this
     /// many events at its node; the first one after them happened at a time, if it has.
     Event { every: Ps, until: Ps, seen: u64, happened: Option<Ps> },
+    /// It runs beside the others, and does nothing with the machine before a time. The first event
+    /// at its node since it left happened at a time, if one has.
+    Away { least: Ps, happened: Option<Ps> },
     /// It has the turn.
     Runs,
-    /// It has ended.
+    /// It has ended, or has not begun again.
     Ended,
 }
 
@@ -51,13 +57,16 @@ struct Program {
     node: NodeId,
     at: Ps,
     wish: Wish,
+    /// The number of events at its node when the last one was looked at.
+    events: u64,
 }
 
 impl Program {
-    /// The time of its next turn; `None` if that takes an event first, or it has ended.
+    /// The least time of its next turn; `None` if that takes an event first, or it has ended.
     fn next(&self) -> Option<Ps> {
         match self.wish {
             Wish::Turn => Some(self.at),
+            Wish::Away { least, .. } => Some(least),
             Wish::Event { every, until, happened, .. } => {
                 let by = happened.map_or(until, |at| at.min(until));
                 (by < Ps::MAX).then(|| {
@@ -73,13 +82,35 @@ impl Program {
 struct State {
     programs: Vec<Program>,
     stuck: Option<Stuck>,
+    late: Lateness,
+}
+
+/// What came to programs that were ahead of it, as their steps are longer than the lookahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lateness {
+    /// The number of events.
+    pub count: u64,
+    /// The longest time by which a program was ahead of one.
+    pub most: Ps,
+}
+
+impl Lateness {
+    /// Notes an event at the node of a program that is at another time.
+    fn note(&mut self, event: Ps, program: Ps) {
+        if let Some(by @ 1..) = program.checked_sub(event) {
+            self.count += 1;
+            self.most = self.most.max(by);
+        }
+    }
 }
 
 /// The order of programs.
 ///
-/// Exactly one of them runs at a time, between two calls of its [`Turn`], and no time passes for it
-/// but what it says. The machine has then reached the program's time, and nothing has happened
-/// after that. So what a program finds depends on no thread and no host.
+/// Exactly one of them has the turn at a time, between two calls of its [`Turn`], and no time
+/// passes for it but what it says. The machine has then reached the program's time, and nothing has
+/// happened after that. A program that leaves the machine alone for a time that it knows, up to
+/// its [horizon](Turn::horizon), may run beside others meanwhile ([`Turn::leave`]). What a program
+/// finds depends on no thread and no host.
 pub struct Turns {
     engine: Arc<EventEngine>,
     state: Mutex<State>,
@@ -106,9 +137,9 @@ impl Turns {
     pub fn start(engine: &Arc<EventEngine>, nodes: &[NodeId]) -> Vec<Turn> {
         let at = engine.now();
         let programs: Vec<_> =
-            nodes.iter().map(|&node| Program { node, at, wish: Wish::Turn }).collect();
+            nodes.iter().map(|&node| Program { node, at, wish: Wish::Turn, events: 0 }).collect();
         let woken = programs.iter().map(|_| Condvar::new()).collect();
-        let state = Mutex::new(State { programs, stuck: None });
+        let state = Mutex::new(State { programs, stuck: None, late: Lateness::default() });
         let turns = Arc::new(Self { engine: Arc::clone(engine), state, woken });
         turns.pass(&mut lock(&turns.state));
         (0..nodes.len()).map(|program| Turn { turns: Arc::clone(&turns), program }).collect()
@@ -126,16 +157,11 @@ impl Turns {
             if !self.engine.step_until(limit) {
                 break next;
             }
-            let now = self.engine.now();
-            for program in &mut state.programs {
-                if let Wish::Event { seen, happened: happened @ None, .. } = &mut program.wish
-                    && self.engine.events_at(program.node) != *seen
-                {
-                    *happened = Some(now);
-                }
-            }
+            self.note_events(state);
         };
         match next {
+            // The others wait for one that is away.
+            Some((_, program)) if matches!(state.programs[program].wish, Wish::Away { .. }) => {}
             Some((at, program)) => {
                 self.engine.run_until(at);
                 state.programs[program].at = at;
@@ -149,6 +175,25 @@ impl Turns {
                 if !left.is_empty() {
                     self.stop(state, Stuck::Waiting(left));
                 }
+            }
+        }
+    }
+
+    /// Notes at which programs' nodes the last event has happened.
+    fn note_events(&self, state: &mut State) {
+        let now = self.engine.now();
+        for program in &mut state.programs {
+            let events = self.engine.events_at(program.node);
+            if std::mem::replace(&mut program.events, events) == events {
+                continue;
+            }
+            match &mut program.wish {
+                Wish::Event { seen, happened: happened @ None, .. } if events != *seen => {
+                    *happened = Some(now);
+                }
+                Wish::Away { happened: happened @ None, .. } => *happened = Some(now),
+                Wish::Turn => state.late.note(now, program.at),
+                _ => {}
             }
         }
     }
@@ -174,6 +219,44 @@ impl Turn {
         self.wait(lock(&self.turns.state))
     }
 
+    /// Begins again, now, if the program has [rested](Turn::rest). Returns the time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Turn::begin`].
+    pub fn resume(&self) -> Result<Ps, Stuck> {
+        self.wish(|program, engine| {
+            program.at = program.at.max(engine.now());
+            Wish::Turn
+        })
+    }
+
+    /// Lets the others continue until the program [begins again](Turn::resume), as if it had ended.
+    pub fn rest(&self) {
+        let mut state = lock(&self.turns.state);
+        state.programs[self.program].wish = Wish::Ended;
+        self.turns.pass(&mut state);
+    }
+
+    /// Gives up the turn while the program runs by itself, up to its [horizon](Turn::horizon) at
+    /// most. It returns by [`Turn::reach`], not before `least`.
+    pub fn leave(&self, least: Ps) {
+        let mut state = lock(&self.turns.state);
+        let program = &mut state.programs[self.program];
+        program.wish = Wish::Away { least: least.max(program.at), happened: None };
+        self.turns.pass(&mut state);
+    }
+
+    /// Ends all programs: what they ask for from now on is an error.
+    pub fn stop(&self) {
+        self.turns.stop(&mut lock(&self.turns.state), Stuck::Stopped);
+    }
+
+    /// What has come late so far, to all programs.
+    pub fn lateness(&self) -> Lateness {
+        lock(&self.turns.state).late
+    }
+
     /// Lets time pass while the program computes. Returns the time after that.
     ///
     /// # Errors
@@ -192,6 +275,12 @@ impl Turn {
     ///
     /// As [`Turn::begin`].
     pub fn reach(&self, at: Ps) -> Result<Ps, Stuck> {
+        {
+            let mut state = lock(&self.turns.state);
+            if let Wish::Away { happened: Some(event), .. } = state.programs[self.program].wish {
+                state.late.note(event, at);
+            }
+        }
         self.wish(|program, _| {
             program.at = program.at.max(at);
             Wish::Turn
@@ -202,20 +291,26 @@ impl Turn {
     /// guest of a VM whose instructions are counted: before that nothing happens at its node, other
     /// than by its own accesses to the device. There, or where it accesses the device, it must
     /// [reach](Turn::reach) its time. [`Ps::MAX`] if nothing will ever happen by itself.
-    pub fn horizon(&self) -> Ps {
+    ///
+    /// What others may still begin to do counts only from `quantum` on. If that is more than the
+    /// [lookahead](EventEngine::lookahead), their doings may come [late](Turn::lateness).
+    pub fn horizon(&self, quantum: Ps) -> Ps {
         let state = lock(&self.turns.state);
         let engine = &self.turns.engine;
-        let lookahead = engine.lookahead();
-        let own = engine.next(state.programs[self.program].node);
+        let Program { node, at, .. } = state.programs[self.program];
+        let own = engine.next(node);
         let others = state.programs.iter().zip(0..).filter(|(_, other)| *other != self.program);
         // Another program can act at its next turn. If it sleeps, what wakes it is in flight. While
         // its node has not begun to use its device, it may not keep the others from long steps.
         let others = others.filter_map(|(other, _)| match other.wish {
             Wish::Ended => None,
             _ if !engine.is_active(other.node) => None,
-            _ => [other.next(), engine.next(other.node)].into_iter().flatten().min(),
+            _ => {
+                let acts = [other.next(), engine.next(other.node)].into_iter().flatten().min()?;
+                Some(acts.saturating_add(engine.doorbell_lookahead(other.node)))
+            }
         });
-        let acts = others.min().map(|at| at.saturating_add(lookahead));
+        let acts = others.min().map(|acts| acts.max(at.saturating_add(quantum)));
         [own, acts].into_iter().flatten().min().unwrap_or(Ps::MAX)
     }
 

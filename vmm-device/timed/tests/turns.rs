@@ -10,7 +10,7 @@ use common::machine;
 use proptest::prelude::*;
 use tofu_abi::topology::NodeId;
 use tofu_fabric::Ps;
-use tofu_timed::{Stuck, Turn, Turns};
+use tofu_timed::{Lateness, Stuck, Turn, Turns};
 
 /// A program's step: it computes for so long, sends a packet to the node so many ahead, or
 /// looks for one at intervals, for a time.
@@ -147,7 +147,7 @@ fn guests_that_run_to_horizons_miss_nothing() {
                     break (found, stops);
                 }
                 at = match by_horizon {
-                    true => receives.reach(receives.horizon()).unwrap(),
+                    true => receives.reach(receives.horizon(0)).unwrap(),
                     false => receives.look(1, Ps::MAX).unwrap(),
                 };
                 stops += 1;
@@ -158,6 +158,65 @@ fn guests_that_run_to_horizons_miss_nothing() {
     let (found, stops) = arrivals(true);
     assert_eq!(found, exact);
     assert!(stops < 1000, "{stops} stops, {looks} looks");
+}
+
+/// Guests that run beside each other up to their horizons see the same, whatever their threads do.
+#[test]
+fn guests_away_from_the_machine_see_the_same() {
+    const ROUNDS: u64 = 60;
+    // Each guest sends a packet every so often, and looks for those of the others at each step.
+    let run = |quantum: Ps, pauses: [u64; 3]| {
+        let mut machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
+        let start = machine.engine.now();
+        let (to, nodes) = ([1, 4, 0], [0, 1, 4]);
+        let paths: Vec<_> = (0..3).map(|i| machine.to(nodes[i], to[i])).collect();
+        let turns = Turns::start(&machine.engine, &nodes.map(NodeId));
+        let mut ends: Vec<_> = machine.ends.iter_mut().enumerate().collect();
+        ends.retain(|(node, _)| nodes.contains(&(*node as u32)));
+        thread::scope(|s| {
+            let guests = turns.into_iter().zip(ends).zip(paths).zip(pauses);
+            let guests = guests.map(|(((turn, (_, end)), path), pause)| {
+                s.spawn(move || {
+                    let mut at = turn.begin().unwrap();
+                    let (mut seen, mut due) = (Vec::new(), at + turn.program() as Ps * 13_000);
+                    let mut sent = 0;
+                    let every = 900_000 * (1 + 3 * turn.program() as Ps);
+                    while sent < ROUNDS || at < start + 400_000_000 {
+                        while end.recv(&mut [0; 2048]).is_some() {
+                            seen.push(at - start);
+                        }
+                        if at >= due && sent < ROUNDS {
+                            end.send(&path, &[&[0; 64]], 0).unwrap();
+                            sent += 1;
+                            due = if sent < ROUNDS { at + every } else { Ps::MAX };
+                            turn.spend(0).unwrap();
+                        }
+                        let next = turn.horizon(quantum).min(due.max(at + 1));
+                        let next = next.min(at + 1_000_000 + quantum).max(at + 1);
+                        turn.leave(at + 1);
+                        thread::sleep(Duration::from_micros(pause));
+                        at = turn.reach(next).unwrap();
+                    }
+                    let late = turn.lateness();
+                    turn.rest();
+                    (seen, late)
+                })
+            });
+            let guests: Vec<_> = guests.collect();
+            let seen = guests.into_iter().map(|guest| guest.join().unwrap());
+            let (seen, late): (Vec<_>, Vec<_>) = seen.unzip();
+            (seen, late.into_iter().max_by_key(|late| late.count).unwrap_or_default())
+        })
+    };
+    let (exact, late) = run(0, [0, 0, 0]);
+    assert_eq!(late, Lateness::default());
+    assert!(exact.iter().all(|seen| seen.len() == ROUNDS as usize), "{exact:?}");
+    for pauses in [[30, 0, 0], [0, 10, 40]] {
+        assert_eq!(run(0, pauses), (exact.clone(), Lateness::default()));
+    }
+    // With steps longer than the lookahead, what comes late is counted.
+    let (_, late) = run(5_000_000, [0, 0, 0]);
+    assert!(late.count > 0 && late.most > 0 && late.most <= 5_000_000, "{late:?}");
 }
 
 #[test]
