@@ -15,14 +15,14 @@ use tofu_control::{MachineName, find_machine, info, present};
 use tofu_fabric::{NodeId, Shape};
 use tofu_image::Arch;
 use tofu_jtofu::{Job, System};
-use tofu_spec::units::{ImageName, Interconnect};
+use tofu_spec::units::{ImageName, Interconnect, Quantum, Time};
 use tofu_supervisor::janitor;
 use tofu_ui::exit;
 
 use crate::job::Control;
 use crate::libraries;
 use crate::place::Wanted;
-use crate::spec::JobSpec;
+use crate::spec::{JobSpec, JobTime};
 
 /// The time limit for a machine to boot, on a busy host.
 const BOOT: &str = "180s";
@@ -85,7 +85,8 @@ impl Machine {
             || spec.generation.is_some()
             || spec.image.is_some()
             || spec.driver.is_some()
-            || spec.links.is_some();
+            || spec.links.is_some()
+            || spec.time != JobTime::default();
         if spec.machine.is_some() {
             let found = find_machine(spec.machine.as_ref())?;
             return Self::running(found, arch, None).map(Found::machine);
@@ -256,7 +257,10 @@ impl Own {
         let (io, shape) = (shape.has_io_nodes(), shape.to_string());
         let name = MachineName::of_this_run();
         let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;
-        command.args(["up", "--linux", "--json", "--shape", &shape, "--boot-timeout", BOOT]);
+        command.args(["up", "--linux", "--json", "--shape", &shape]);
+        if spec.time.clock != Some(Time::Modelled) {
+            command.args(["--boot-timeout", BOOT]);
+        }
         command.args(["--name", name.as_str()]);
         if io {
             command.arg("--io-nodes");
@@ -285,6 +289,16 @@ impl Own {
         }
         if let Some(links) = spec.links {
             command.args(["--links", links.name()]);
+        }
+        let JobTime { clock, ns_per_instruction, quantum } = spec.time;
+        if let Some(clock) = clock {
+            command.args(["--time", clock.name()]);
+        }
+        if let Some(ns) = ns_per_instruction {
+            command.arg(format!("--ns-per-instruction={ns}"));
+        }
+        if let Some(Quantum(ns)) = quantum {
+            command.arg(format!("--quantum={ns}"));
         }
         if spec.mpi {
             command.args(["--net", "lan", "--memory", MPI_MEMORY]);

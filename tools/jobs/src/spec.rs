@@ -10,10 +10,23 @@ use tofu_control::MachineName;
 use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
 use tofu_spec::choices;
-use tofu_spec::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
+use tofu_spec::units::{
+    Driver, ImageName, InstructionTime, Interconnect, LinkMode, Quantum, Time, Timeout,
+};
 
 /// The prefix of uTofu's settings.
 const SETTINGS: &str = "UTOFU_";
+
+/// The clock of a machine that is started for a job.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct JobTime {
+    /// Which clock.
+    pub clock: Option<Time>,
+    /// The modelled time of an instruction.
+    pub ns_per_instruction: Option<InstructionTime>,
+    /// The least step of a guest in modelled time.
+    pub quantum: Option<Quantum>,
+}
 
 /// A specification of a job.
 #[derive(Debug, Clone)]
@@ -65,6 +78,8 @@ pub struct JobSpec {
     pub driver: Option<Driver>,
     /// The carrier of packets in a machine that is started for the job.
     pub links: Option<LinkMode>,
+    /// The clock of a machine that is started for the job.
+    pub time: JobTime,
     /// The program and its arguments. A name with a / is a file of this host, any other a program
     /// of the nodes.
     pub program: Vec<String>,

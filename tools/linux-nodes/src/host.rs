@@ -28,8 +28,8 @@ use crate::node::{Common, LinuxNode};
 use crate::own::{LatestMemory, Own};
 use crate::qemu;
 use crate::runtimes::{MonitorChoice, Runtime, Runtimes};
-use crate::setup::VmSetup;
-use crate::template;
+use crate::setup::{GuestTime, VmSetup};
+use crate::{template, timekeeper};
 
 /// Has the kernel (Linux 6.12) give programs their memory in runs of up to 256 KiB where it can. An
 /// emulated IOMMU takes a message to the device's server for each run of memory that is registered.
@@ -49,6 +49,8 @@ pub struct LinuxHost {
     registry: Arc<Registry>,
     /// The rights that its threads give up.
     confinement: Confinement,
+    /// True if the machine keeps modelled time.
+    modelled: bool,
 }
 
 impl LinuxHost {
@@ -61,6 +63,7 @@ impl LinuxHost {
             lan: plan.on_linux.net.into(),
             registry: Arc::clone(&session.registry),
             confinement: session.confinement.clone(),
+            modelled: plan.modelled.is_some(),
         }
     }
 }
@@ -88,7 +91,12 @@ impl LinuxBackend for LinuxHost {
         plan: &Plan,
         events: &EventSender,
     ) -> anyhow::Result<Box<dyn Send>> {
-        let common = Common::new(plan.on_linux.boot_timeout.0, events.clone(), Cache::from_env()?);
+        let mut common =
+            Common::new(plan.on_linux.boot_timeout.0, events.clone(), Cache::from_env()?);
+        if plan.modelled.is_some() {
+            // Time begins when all are there.
+            common.start_at_once(plan.linux().count());
+        }
         let common = Arc::new(common);
         let lan = self.lan.join(plan.linux().count(), &self.confinement)?;
         let firmware = netboot::firmware(plan, &self.dir)?;
@@ -110,7 +118,7 @@ impl LinuxBackend for LinuxHost {
             let can_clone = boot_files.can_clone
                 && linux.arch == Arch::X86_64
                 && linux.boot == BootFrom::Monitor
-                && !(*kvm || lan.is_some() || plan.on_linux.cold);
+                && !(*kvm || lan.is_some() || plan.on_linux.cold || plan.modelled.is_some());
             let setup = VmSetup {
                 boot_files: Arc::clone(boot_files),
                 name: node_name(at),
@@ -124,6 +132,7 @@ impl LinuxBackend for LinuxHost {
                 firmware: firmware.clone().filter(|_| linux.boot == BootFrom::Tofu),
                 confinement: self.confinement.clone(),
                 lan: lan.as_ref().and_then(|lan| lan.place(index)),
+                time: self.time(machine, plan, at)?,
                 kvm: *kvm,
             };
             let log = self.dir.join(node_file("console", at, "log"));
@@ -200,6 +209,20 @@ impl LinuxHost {
         self.line_with(linux, &format!("tofu.name={} {machine} {ip}", node_name(at)))
     }
 
+    /// Returns the modelled time of a node's guest, if it keeps that.
+    fn time(
+        &self,
+        machine: &AnyMachine,
+        plan: &Plan,
+        at: Coords,
+    ) -> anyhow::Result<Option<GuestTime>> {
+        let (Some(time), AnyMachine::Timed(machine)) = (plan.modelled, machine) else {
+            return Ok(None);
+        };
+        let (machine, plugin) = (Arc::clone(machine), timekeeper::plugin()?);
+        Ok(Some(GuestTime { machine, at, plugin, instruction: time.instruction }))
+    }
+
     /// Returns the command line of the kernel of a node that is going to be cloned.
     fn template_line(&self, linux: &LinuxPlan) -> String {
         self.line_with(linux, template::WORD)
@@ -212,8 +235,11 @@ impl LinuxHost {
         let own = match boot_files.arch {
             // The addresses that the root port needs are in a region that QEMU reserves.
             Arch::X86_64 => {
-                let iommu = if boot_files.has_driver { "intel_iommu=on " } else { "" };
-                format!("console=ttyS0 {TCG_ARGUMENTS} {iommu}pci=no_e820")
+                let intel = boot_files.has_driver || self.modelled;
+                let iommu = if intel { "intel_iommu=on " } else { "" };
+                // The kernel would compare its clock to a timer that counts nanoseconds.
+                let timer = if self.modelled { "pmtmr=0 " } else { "" };
+                format!("console=ttyS0 {TCG_ARGUMENTS} {timer}{iommu}pci=no_e820")
             }
             Arch::Arm64 => "console=ttyAMA0".to_owned(),
         };

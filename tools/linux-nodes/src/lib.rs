@@ -16,3 +16,4 @@ pub mod qemu;
 pub mod runtimes;
 mod setup;
 mod template;
+pub mod timekeeper;

@@ -81,6 +81,11 @@ impl Common {
         let templates = Templates::new(cache);
         Self { boot_timeout, events, templates, starts, start_free: Condvar::new() }
     }
+
+    /// Lets so many nodes start at the same time.
+    pub(crate) fn start_at_once(&mut self, nodes: usize) {
+        self.starts = Mutex::new(nodes);
+    }
 }
 
 /// A node with a Linux guest.
@@ -150,6 +155,10 @@ impl LinuxNode {
             ended: None,
             stop: false,
         };
+        let agent = match setup.time {
+            Some(_) => Agent::in_modelled_time(),
+            None => Agent::default(),
+        };
         Self {
             id,
             at,
@@ -157,7 +166,7 @@ impl LinuxNode {
             kind,
             common,
             console: Console::new(log),
-            agent: Arc::default(),
+            agent: Arc::new(agent),
             state: Mutex::new(state),
             changed: Condvar::new(),
         }

@@ -25,7 +25,7 @@ use tofu_supervisor::janitor;
 
 use crate::lan::{End, LanPort};
 use crate::qemu::passed::Passed;
-use crate::setup::VmSetup;
+use crate::setup::{GuestTime, VmSetup};
 
 pub use qmp::Qmp;
 
@@ -35,6 +35,7 @@ const AGENT: i32 = 4;
 const LAN: i32 = 5;
 const MONITOR: i32 = 6;
 const MEMORY: i32 = 7;
+const PACE: i32 = 8;
 
 /// The environment variable with the socket of the node's device, by which people and tests find
 /// the QEMU of a node.
@@ -88,8 +89,17 @@ pub(crate) fn start(
     passed.at(MONITOR, listen(&setup.qmp)?);
     let memory = memory(setup.memory, boot)?;
     passed.at(MEMORY, memory.try_clone()?);
+    if let Some(time) = &setup.time {
+        let (pace, pace_there) = UnixStream::pair().context("no sockets left")?;
+        passed.at(PACE, pace_there);
+        time.machine.keep(time.at, pace, &setup.confinement)?;
+    }
     let qemu = passed.program(qemu, setup)?;
-    let arguments = arguments(setup, boot, clock(setup.kvm), &mut passed)?;
+    let khz = match &setup.time {
+        Some(time) => Some(time.instruction.clock_khz()),
+        None => clock(setup.kvm),
+    };
+    let arguments = arguments(setup, boot, khz, &mut passed)?;
     let is_confined = passed.limits.is_some();
     let mut limits = passed.limits.unwrap_or_default();
     passed.mappings.iter().for_each(|mapping| limits.keep(mapping.child_fd));
@@ -251,18 +261,36 @@ fn processor_arguments(setup: &VmSetup) -> Vec<OsString> {
     };
     let backend = format!("memory-backend-file,mem-path=/proc/self/fd/{MEMORY}");
     add(&memory_of(setup.memory, machine, &backend).each_ref().map(String::as_str));
+    let tcg = match setup.time {
+        // Instructions are counted for one processor at a time.
+        Some(_) => "tcg,thread=single",
+        None => "tcg,thread=multi",
+    };
     match (arch, setup.kvm) {
         (Arch::X86_64, true) => add(&["-accel", "kvm", "-cpu", "host"]),
         // With ERMS, guests copy with `rep movsb`, which is emulated byte by byte.
-        (Arch::X86_64, false) => {
-            add(&["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"]);
-        }
-        (Arch::Arm64, _) => {
-            add(&["-accel", "tcg,thread=multi", "-cpu", setup.arm_cpu.name()]);
-        }
+        (Arch::X86_64, false) => add(&["-accel", tcg, "-cpu", "max,-erms,-fsrm"]),
+        (Arch::Arm64, _) => add(&["-accel", tcg, "-cpu", setup.arm_cpu.name()]),
     }
     add(&["-smp", &setup.cpus.to_string()]);
     args
+}
+
+/// Returns whether a node's IOMMU is Intel's. In modelled time it is, as it works within the access.
+pub(crate) fn has_intel_iommu(setup: &VmSetup) -> bool {
+    setup.boot_files.has_driver || setup.time.is_some()
+}
+
+/// What keeps a guest in modelled time, with a serial bus that works within the access, and without
+/// devices that work at times of the host.
+fn in_modelled_time(time: &GuestTime, passed: &mut Passed) -> anyhow::Result<Vec<OsString>> {
+    let plugin = passed.file(&time.plugin)?;
+    let words = ["-icount", "shift=0,sleep=off", "-rtc", "clock=vm,base=2026-01-01", "-seed", "1"];
+    let mut args: Vec<OsString> = words.map(OsString::from).into();
+    args.push("-plugin".into());
+    args.push(format!("file={},fd={PACE}", plugin.display()).into());
+    args.extend(["-device", "virtio-serial-pci,ioeventfd=off"].map(OsString::from));
+    Ok(args)
 }
 
 fn arguments(
@@ -285,15 +313,18 @@ fn arguments(
     // QEMU's SMMUv3 does not report mappings. Its Intel IOMMU reports each entry of its tables,
     // which is a message to the device's server for each page. The virtio IOMMU reports ranges.
     // But Linux does not restore that after a suspend, so a driver that maps memory never wakes.
-    add(match (arch, setup.boot_files.has_driver) {
+    add(match (arch, has_intel_iommu(setup)) {
         (Arch::X86_64, true) => &["-device", "intel-iommu,caching-mode=on"],
         _ => &["-device", "virtio-iommu-pci"],
     });
     add(&["-chardev", &format!("socket,id=console,fd={CONSOLE}"), "-serial", "chardev:console"]);
-    add(&["-device", "virtio-serial-pci"]);
+    match &setup.time {
+        Some(time) => args.extend(in_modelled_time(time, passed)?),
+        None => add(&["-device", "virtio-serial-pci", "-device", "virtio-rng-pci"]),
+    }
+    let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
     add(&["-chardev", &format!("socket,id=agent,fd={AGENT}")]);
     add(&["-device", "virtserialport,chardev=agent,name=org.tofu.agent"]);
-    add(&["-device", "virtio-rng-pci"]);
     add(&["-chardev", &format!("socket,id=qmp,fd={MONITOR},server=on,wait=off")]);
     add(&["-qmp", "chardev:qmp"]);
     if let Some(LanPort { mac, end }) = &setup.lan {
@@ -308,7 +339,11 @@ fn arguments(
     // where the firmware looks for it, which knows no other bus than the root.
     let port = (arch == Arch::X86_64 && setup.firmware.is_none()).then_some(PORT);
     if port.is_some() {
-        add(&["-device", ROOT_PORT, "-device", "vmgenid,guid=auto"]);
+        add(&["-device", ROOT_PORT]);
+    }
+    // Its number is another one each time.
+    if port.is_some() && setup.time.is_none() {
+        add(&["-device", "vmgenid,guid=auto"]);
     }
     match boot {
         Boot::Cold => add(&["-device", &device(&setup.device, port).to_string()]),

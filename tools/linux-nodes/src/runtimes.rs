@@ -11,6 +11,7 @@ use tofu_spec::units::{Net, Vmm};
 use tofu_vmm::{Hypervisor, LinuxSupport};
 
 use crate::boot_files::{self, BootFiles, kvm_runs_linux};
+use crate::timekeeper;
 
 /// The monitor of a machine's Linux nodes.
 #[derive(Clone)]
@@ -70,11 +71,16 @@ impl Runtimes {
         archs.iter().try_for_each(|arch| BootFiles::check(plan, *arch))?;
         let runtime = |arch| -> anyhow::Result<Runtime> {
             // The hardware runs this host's processors only. Others are emulated.
-            let kvm = arch == Arch::X86_64 && kvm_runs_linux(monitors.support);
+            // Only emulated instructions can be counted.
+            let kvm =
+                arch == Arch::X86_64 && plan.modelled.is_none() && kvm_runs_linux(monitors.support);
             let monitor = match (arch, &monitors.own) {
                 (Arch::X86_64, Some(own)) => MonitorChoice::Own(Arc::clone(own)),
                 (arch, _) => MonitorChoice::Qemu(boot_files::qemu(arch, progress)?),
             };
+            if let (Some(_), MonitorChoice::Qemu(qemu)) = (plan.modelled, &monitor) {
+                timekeeper::check(qemu)?;
+            }
             let qemu = matches!(monitor, MonitorChoice::Qemu(_));
             let boot_files = BootFiles::prepare(plan, arch, kvm, qemu, progress)?;
             Ok(Runtime { boot_files: Arc::new(boot_files), monitor, kvm })
@@ -121,7 +127,12 @@ impl Monitors {
     /// If it is requested and cannot run the nodes.
     pub fn choose(plan: &Plan) -> anyhow::Result<Self> {
         let support = tofu_vmm::probe().linux();
-        let own = match plan.archs().contains(&Arch::X86_64) && is_own(&plan.on_linux, support)? {
+        let is_own = || -> anyhow::Result<bool> {
+            Ok(plan.modelled.is_none()
+                && plan.archs().contains(&Arch::X86_64)
+                && is_own(&plan.on_linux, support)?)
+        };
+        let own = match is_own()? {
             true => Some(Arc::new(Hypervisor::open()?)),
             false => None,
         };

@@ -1,14 +1,34 @@
 //! The configuration of a node's virtual machine, for either monitor.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tofu_spec::units::{ArmCpu, MemorySize};
+use tofu_abi::Coords;
+use tofu_spec::units::{ArmCpu, InstructionTime, MemorySize};
 use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::netboot::Firmware;
+use tofu_supervisor::timed::TimedMachine;
 
 use crate::boot_files::BootFiles;
 use crate::lan::LanPort;
+
+/// The modelled time of a guest.
+#[derive(Clone)]
+pub(crate) struct GuestTime {
+    pub(crate) machine: Arc<TimedMachine>,
+    pub(crate) at: Coords,
+    /// QEMU's plugin.
+    pub(crate) plugin: PathBuf,
+    /// The modelled time of an instruction.
+    pub(crate) instruction: InstructionTime,
+}
+
+impl fmt::Debug for GuestTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuestTime").field("plugin", &self.plugin).finish_non_exhaustive()
+    }
+}
 
 /// The configuration of a node's virtual machine.
 #[derive(Clone, Debug)]
@@ -35,6 +55,8 @@ pub(crate) struct VmSetup {
     pub(crate) qmp: PathBuf,
     /// Its place in the Ethernet of the nodes.
     pub(crate) lan: Option<LanPort>,
+    /// The modelled time that it keeps, if it does.
+    pub(crate) time: Option<GuestTime>,
     /// True if the host's hardware runs the guest.
     pub(crate) kvm: bool,
     /// The rights that the threads which serve the guest in this process give up.

@@ -16,8 +16,8 @@ use tofu_netboot::Fault;
 
 use crate::guest::Guest;
 use crate::units::{
-    ArmCpu, BootFrom, Cpus, Doorbell, Driver, Engines, ImageName, Interconnect, IpNumber,
-    MemorySize, MetricsAddress, Mtu, Net, ShardOf, TapWhen, Timeout, Vmm,
+    ArmCpu, BootFrom, Cpus, Doorbell, Driver, Engines, ImageName, InstructionTime, Interconnect,
+    IpNumber, MemorySize, MetricsAddress, Mtu, Net, Quantum, ShardOf, TapWhen, Timeout, Vmm,
 };
 
 pub use error::PlanError;
@@ -46,6 +46,8 @@ pub struct Plan {
     pub interconnect: Interconnect,
     /// The carrier of packets over links.
     pub links: Links,
+    /// How it keeps modelled time, if it does.
+    pub modelled: Option<TimePlan>,
     /// Engine threads; `None` leaves the number to the machine.
     pub engines: Option<Engines>,
     /// Where metrics are served, if at all.
@@ -95,6 +97,15 @@ pub struct OnLinux {
     pub boot_timeout: Timeout,
     /// True if all boot from their kernel, rather than as clones of a node that has booted.
     pub cold: bool,
+}
+
+/// How a machine keeps modelled time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TimePlan {
+    /// The least step of a guest; `None` if it is as short as it must be for exact times.
+    pub quantum: Option<Quantum>,
+    /// The modelled time of an instruction.
+    pub instruction: InstructionTime,
 }
 
 /// A capture of the packets of a node into a file.
@@ -264,7 +275,10 @@ impl Plan {
     /// do not support.
     pub fn cut(mut self, own: ShardOf) -> Result<Self, PlanError> {
         let shards = Shards::new(self.network.shape, own.of)?;
-        let lacks = [(self.links != Links::Direct, "modelled links")];
+        let lacks = [
+            (self.links != Links::Direct, "modelled links"),
+            (self.modelled.is_some(), "modelled time"),
+        ];
         error::refuse(lacks, PlanError::InShards)?;
         if self.on_linux.net != Net::None {
             return Err(PlanError::NetInShards);

@@ -14,7 +14,8 @@ use crate::guest::GuestName;
 use crate::read::{at, coords, port, shape, text};
 use crate::units::{
     ArmCpu, BootFault, BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName,
-    Interconnect, IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Net, TapWhen, Timeout, Vmm,
+    InstructionTime, Interconnect, IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Net,
+    Quantum, TapWhen, Time, Timeout, Vmm,
 };
 
 /// A specification of a machine. `None` leaves a setting to a specification below this one
@@ -37,6 +38,12 @@ pub struct MachineSpec {
     pub generation: Option<Interconnect>,
     /// The carrier of packets over links.
     pub links: Option<LinkMode>,
+    /// The clock of the machine.
+    pub time: Option<Time>,
+    /// The least step of a guest in modelled time.
+    pub quantum: Option<Quantum>,
+    /// The modelled time of an instruction.
+    pub ns_per_instruction: Option<InstructionTime>,
     /// True if a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: Option<bool>,
     /// The guest program of each node.
@@ -341,6 +348,7 @@ fields! {
 fields! {
     MachineSpec {
         shape: Machine, io_nodes: Machine, generation: Machine, links: Machine,
+        time: Machine, quantum: Machine, ns_per_instruction: Machine,
         fail_with_guest: Guests, guest: Guests, memory: Guests, args: Guests, doorbell: Machine,
         timeout: Guests, engines: Machine, metrics: Machine, linux: Guests, cpus: Linux,
         append: Linux, image: Linux, driver: Linux, arch: Linux, cpu: Linux, boot: Guests,

@@ -319,6 +319,80 @@ impl LinkMode {
 }
 
 choices! {
+    /// The clock of a machine.
+    Time, Host, "\"host\" or \"modelled\"":
+    /// The host's
+    Host = "host",
+    /// That of the models of devices and network, which QEMU keeps its guests in
+    Modelled = "modelled",
+}
+
+/// The least step of a guest in modelled time, in nanoseconds: 1 to 1,000,000,000.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantum(pub u64);
+
+impl Quantum {
+    pub(crate) const ALLOWED: &str = "a whole number of nanoseconds from 1 to 1000000000";
+}
+
+impl TryFrom<i64> for Quantum {
+    type Error = &'static str;
+
+    fn try_from(ns: i64) -> Result<Self, Self::Error> {
+        let ns = u64::try_from(ns).ok().filter(|ns| (1..=1_000_000_000).contains(ns));
+        ns.map(Self).ok_or(Self::ALLOWED)
+    }
+}
+
+/// The modelled time of an instruction of a guest, in nanoseconds: 0.1 to 100, in steps of 0.001.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InstructionTime(u64);
+
+impl InstructionTime {
+    pub(crate) const ALLOWED: &str = "a number of nanoseconds from 0.1 to 100, such as 0.3";
+
+    /// In picoseconds.
+    pub const fn ps(self) -> u64 {
+        self.0
+    }
+
+    /// The frequency of a clock that ticks with each instruction, in kHz.
+    pub const fn clock_khz(self) -> u32 {
+        (1_000_000_000 / self.0) as u32
+    }
+}
+
+/// A nanosecond, which is what QEMU counts by.
+impl Default for InstructionTime {
+    fn default() -> Self {
+        Self(1000)
+    }
+}
+
+impl TryFrom<f64> for InstructionTime {
+    type Error = &'static str;
+
+    fn try_from(ns: f64) -> Result<Self, Self::Error> {
+        let ps = (ns * 1000.0).round();
+        if (100.0..=100_000.0).contains(&ps) { Ok(Self(ps as u64)) } else { Err(Self::ALLOWED) }
+    }
+}
+
+impl FromStr for InstructionTime {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<f64>().map_err(|_| Self::ALLOWED)?.try_into()
+    }
+}
+
+impl fmt::Display for InstructionTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0 as f64 / 1000.0)
+    }
+}
+
+choices! {
     /// The owner of the device in Linux nodes.
     Driver, Auto, "\"tofu\", \"vfio\" or \"auto\"":
     /// The kernel driver where an image that has it is there, VFIO otherwise
@@ -458,7 +532,7 @@ macro_rules! from_number {
     )* };
 }
 
-from_number!(Engines, Cpus, IpNumber, Mtu);
+from_number!(Engines, Cpus, IpNumber, Mtu, Quantum);
 
 /// Implements reading from a machine file, where a value is of this TOML type.
 macro_rules! in_files {
@@ -516,6 +590,14 @@ impl Written<TextOrSeconds> for Timeout {
     }
 }
 
+impl Written<f64> for InstructionTime {
+    type Allowed = &'static str;
+
+    fn from_file(written: &f64) -> Result<Self, Self::Allowed> {
+        (*written).try_into()
+    }
+}
+
 in_files! {
     ArmCpu: String,
     BootFrom: String,
@@ -526,11 +608,14 @@ in_files! {
     FaultSpec: String,
     GuestArgs: String,
     ImageName: String,
+    InstructionTime: f64,
     IpNumber: i64,
     LinkMode: String,
     MemorySize: String,
     MetricsAddress: String,
     Mtu: i64,
+    Quantum: i64,
+    Time: String,
     Timeout: TextOrSeconds,
 }
 

@@ -46,11 +46,13 @@ struct Pings {
     since: Instant,
     /// True if the node's processors are stopped on request.
     held: bool,
+    /// True if there are none, as they would come at times of the host.
+    none: bool,
 }
 
 impl Default for Pings {
     fn default() -> Self {
-        Self { asked: 0, answered: 0, since: Instant::now(), held: false }
+        Self { asked: 0, answered: 0, since: Instant::now(), held: false, none: false }
     }
 }
 
@@ -87,6 +89,14 @@ struct Entry {
 }
 
 impl Agent {
+    /// An agent of a guest in modelled time. Nothing is asked of it while a program runs, and a
+    /// program that says nothing is waited for as long as its virtual machine runs.
+    pub fn in_modelled_time() -> Self {
+        let this = Self::default();
+        lock(&this.pinged).none = true;
+        this
+    }
+
     /// Communicates with the agent of a virtual machine until the virtual machine ends. Calls
     /// `ready` when an agent has answered; in a clone, when the guest has assumed its identity.
     pub fn follow(
@@ -199,7 +209,7 @@ impl Agent {
     /// Pings the guest's agent; returns the argument for [`Agent::answers`].
     pub(crate) fn ping(&self) -> u64 {
         let mut pings = lock(&self.pinged);
-        if pings.asked > pings.answered {
+        if pings.none || pings.asked > pings.answered {
             return pings.asked;
         }
         pings.asked += 1;
@@ -464,6 +474,7 @@ impl Messages {
         let pings = lock(&self.agent.pinged);
         let started = pings.answered > self.before;
         let silent = match started {
+            _ if pings.none => return None,
             true if pings.held || pings.asked == pings.answered => return None,
             true => pings.since.elapsed(),
             false => self.since.elapsed(),

@@ -355,6 +355,7 @@ fn device(machine: &AnyMachine, at: Coords, vm: &Vm, windows: &Windows) -> anyho
             let node = torus.add_node_of(at, parts)?;
             return Ok(Device { function: Arc::clone(&node) as _, endpoint: node, doorbells });
         }
+        AnyMachine::Timed(_) => anyhow::bail!("small guests keep no modelled time"),
     };
     let pages = match machine.config().doorbells {
         Doorbells::Trapped => None,

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use anyhow::bail;
 use tofu_abi::Coords;
 use tofu_icc::DmaMemory;
 use tofu_machine::{AnyNetwork, Machine, Torus};
 use tofu_pci::{EndpointDevice, PciFunction};
+
+use crate::timed::TimedMachine;
 
 /// A machine and its devices. Clones refer to the same machine.
 #[derive(Clone)]
@@ -14,6 +17,8 @@ pub enum AnyMachine {
     Tofu(Arc<Machine>),
     /// A machine of TNW.
     Tnw(Arc<Torus>),
+    /// A machine of a generation of Tofu in modelled time.
+    Timed(Arc<TimedMachine>),
 }
 
 /// A node that was added: its device behind the endpoint, and as a function of a bus.
@@ -24,7 +29,7 @@ impl AnyMachine {
     pub const fn tofu(&self) -> Option<&Arc<Machine>> {
         match self {
             Self::Tofu(machine) => Some(machine),
-            Self::Tnw(_) => None,
+            Self::Tnw(_) | Self::Timed(_) => None,
         }
     }
 
@@ -33,6 +38,7 @@ impl AnyMachine {
         match self {
             Self::Tofu(machine) => Arc::new(machine.network().clone()),
             Self::Tnw(torus) => Arc::new(torus.network().clone()),
+            Self::Timed(machine) => machine.network(),
         }
     }
 
@@ -45,7 +51,7 @@ impl AnyMachine {
         &self,
         coords: Coords,
         memory: Arc<dyn DmaMemory>,
-    ) -> Result<AddedNode, tofu_machine::Error> {
+    ) -> anyhow::Result<AddedNode> {
         Ok(match self {
             Self::Tofu(machine) => {
                 let node = machine.add_node(coords, memory)?;
@@ -55,6 +61,7 @@ impl AnyMachine {
                 let node = torus.add_node(coords, memory)?;
                 (Arc::clone(&node) as _, node)
             }
+            Self::Timed(_) => bail!("devices in modelled time are reached by their sockets alone"),
         })
     }
 
@@ -63,6 +70,7 @@ impl AnyMachine {
         match self {
             Self::Tofu(machine) => machine.stop(),
             Self::Tnw(torus) => torus.stop(),
+            Self::Timed(machine) => machine.stop(),
         }
     }
 }

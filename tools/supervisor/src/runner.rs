@@ -17,6 +17,7 @@ use tofu_machine::{
     Torus, TorusConfig,
 };
 use tofu_sandbox::Role;
+use tofu_vfio_user::Backing;
 use tofu_vmm::Hypervisor;
 
 use crate::backtrace::Frame;
@@ -29,8 +30,9 @@ use crate::machine::AnyMachine;
 use crate::node::LinuxBackend;
 use crate::registry::{Registry, SmallGuests};
 use crate::shards::Others;
+use crate::timed::TimedMachine;
 use crate::{memory, netboot, programs, shortage};
-use tofu_spec::plan::{Network, Plan};
+use tofu_spec::plan::{Network, Plan, TimePlan};
 use tofu_spec::units::{Doorbell, Engines, Interconnect, ShardOf};
 
 /// A running machine. Dropping it stops it, joins its threads and frees everything.
@@ -179,6 +181,13 @@ fn any_machine(
     })
 }
 
+/// Builds a machine in modelled time, for the plan's guests.
+fn timed(plan: &Plan, time: TimePlan) -> anyhow::Result<Arc<TimedMachine>> {
+    let generation = plan.interconnect.tofu().context("TNW has no modelled time")?;
+    let guests: Vec<_> = plan.linux().map(|(id, _)| id).collect();
+    TimedMachine::new((generation, plan.network.shape), &guests, Backing::Sealed, time)
+}
+
 /// Returns how many engines a machine gets.
 pub fn engines(wanted: Option<Engines>, interconnect: Interconnect, cores: usize) -> usize {
     let most = match interconnect {
@@ -202,8 +211,13 @@ impl Backend for Machines {
         let (network, confinement) = (&plan.network, &self.confinement);
         let kind = (plan.interconnect, plan.links);
         let surroundings = self.surroundings(network)?;
-        let machine = any_machine(network, kind, doorbells, engines, confinement, surroundings)?;
-        machine.network().set_faults(plan.faults.clone())?;
+        let machine = match plan.modelled {
+            Some(time) => AnyMachine::Timed(timed(plan, time)?),
+            None => any_machine(network, kind, doorbells, engines, confinement, surroundings)?,
+        };
+        if let Some(faults) = &plan.faults {
+            machine.network().set_faults(Some(faults.clone()))?;
+        }
         let captures = self.start_captures(&machine, plan)?;
         let guests = hypervisor.map(|hypervisor| {
             Arc::new(Guests {
@@ -315,7 +329,8 @@ impl Machines {
     ) -> anyhow::Result<Vec<FileCapture>> {
         let start = |to: &ToFile| {
             let node = plan.network.shape.node_id(to.at).context("no such node")?;
-            FileCapture::start(machine.network().capture(CaptureConfig::new(node)), to)
+            let capture = machine.network().capture(CaptureConfig::new(node));
+            FileCapture::start(capture.context("it cannot be captured")?, to)
         };
         self.captures.iter().map(start).collect()
     }

@@ -86,10 +86,11 @@ impl Served {
         backing: Backing,
         confinement: &Confinement,
     ) -> anyhow::Result<Self> {
-        let memory = Arc::new(ClientMemory::new(backing, Limits::DEFAULT));
+        let memory = || Arc::new(ClientMemory::new(backing, Limits::DEFAULT));
         let server = match machine {
-            AnyMachine::Tofu(machine) => Server::new(machine, at, memory, pages(machine)?)?,
-            AnyMachine::Tnw(torus) => Server::of_torus(torus, at, memory, windows(torus)?)?,
+            AnyMachine::Tofu(machine) => Server::new(machine, at, memory(), pages(machine)?)?,
+            AnyMachine::Tnw(torus) => Server::of_torus(torus, at, memory(), windows(torus)?)?,
+            AnyMachine::Timed(machine) => machine.server(at)?,
         };
         Self::start(server, at, listener, confinement)
     }

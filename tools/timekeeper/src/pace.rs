@@ -4,11 +4,12 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
 /// Version of the protocol.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Kinds of messages.
 const BEGIN: u32 = 1;
 const AT: u32 = 2;
 const ASLEEP: u32 = 3;
+const ACCESS: u32 = 4;
 /// The most vectors of an answer that are believed.
 const MOST_VECTORS: u32 = 4096;
 
@@ -33,6 +34,11 @@ impl Pace {
         UnixStream::connect(path).map(Self)
     }
 
+    /// By a connection that is there.
+    pub(crate) const fn on(socket: UnixStream) -> Self {
+        Self(socket)
+    }
+
     /// Begins. Waits until the guests of all nodes have.
     ///
     /// # Errors
@@ -49,6 +55,16 @@ impl Pace {
     /// If the machine ends.
     pub(crate) fn at(&mut self, ns: u64) -> io::Result<Go> {
         self.tell([AT, 0], [ns, 0])
+    }
+
+    /// The same before an access to the device. The machine waits for the next message, which says
+    /// where the guest is after it.
+    ///
+    /// # Errors
+    ///
+    /// If the machine ends.
+    pub(crate) fn access(&mut self, ns: u64) -> io::Result<Go> {
+        self.tell([ACCESS, 0], [ns, 0])
     }
 
     /// The same of a guest that sleeps until a time, if nothing happens at its node before.

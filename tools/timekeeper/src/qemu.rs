@@ -2,6 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
+use std::os::fd::FromRawFd;
+use std::os::unix::net::UnixStream;
 use std::process;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -103,8 +105,8 @@ impl Plugin {
         u64::try_from(unsafe { (self.clock)(CLOCK_VIRTUAL) }).unwrap_or(0)
     }
 
-    /// Does what an answer says: delivers interrupts, and stops the guest where it must.
-    fn obey(&self, state: &mut State, go: io::Result<Go>) {
+    /// Delivers the interrupts of an answer; returns where the guest must stop.
+    fn deliver(&self, state: &mut State, go: io::Result<Go>) -> u64 {
         let go = go.unwrap_or_else(|error| end(&format!("the machine is gone: {error}")));
         for vector in go.vectors {
             if state.device == 0 {
@@ -119,9 +121,21 @@ impl Plugin {
                 unsafe { (self.msix_notify)(state.device as *mut c_void, vector) };
             }
         }
-        let until = i64::try_from(go.until_ns).unwrap_or(i64::MAX);
+        go.until_ns
+    }
+
+    /// Does what an answer says: delivers interrupts, and stops the guest where it must.
+    fn obey(&self, state: &mut State, go: io::Result<Go>) {
+        let until = i64::try_from(self.deliver(state, go)).unwrap_or(i64::MAX);
         // SAFETY: the timer was initialised when the processor was, and never moves.
         unsafe { (self.timer_mod)(self.timer as *mut c_void, until) };
+    }
+
+    /// Tells the machine the time before an access, and waits until it has got there.
+    fn before_access(&self) {
+        let mut state = self.state();
+        let go = state.pace.access(self.now());
+        self.deliver(&mut state, go);
     }
 
     /// Tells the machine the time, and waits until it has got there.
@@ -156,7 +170,7 @@ unsafe extern "C" fn region_read(
     data: *mut c_void,
 ) -> c_int {
     let plugin = plugin();
-    plugin.meet();
+    plugin.before_access();
     let Some(read) = plugin.state().read else { end("a read before there is a device") };
     // SAFETY: the function that this stands for, with its arguments.
     let result = unsafe { read(device, region, offset, size, data) };
@@ -173,7 +187,7 @@ unsafe extern "C" fn region_write(
     _: bool,
 ) -> c_int {
     let plugin = plugin();
-    plugin.meet();
+    plugin.before_access();
     let Some(write) = plugin.state().write else { end("a write before there is a device") };
     // SAFETY: as above. It is not posted: the device must have seen it at this time.
     let result = unsafe { write(device, region, offset, size, data, false) };
@@ -239,10 +253,15 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
 ) -> c_int {
     // SAFETY: promised by QEMU.
     let arguments = (0..usize::try_from(argc).unwrap_or(0)).map(|i| unsafe { text(*argv.add(i)) });
-    let paths: Vec<_> =
-        arguments.filter_map(|text| text.strip_prefix("pace=").map(str::to_owned)).collect();
-    let [path] = &paths[..] else { end("expected pace=SOCKET, as tofu serve prints it") };
-    let pace = Pace::connect(path).unwrap_or_else(|error| end(&format!("{path}: {error}")));
+    let arguments: Vec<_> = arguments.collect();
+    let value = |name: &str| arguments.iter().find_map(|text| text.strip_prefix(name));
+    let pace = match (value("pace="), value("fd=").map(str::parse)) {
+        (Some(path), _) => Pace::connect(path).map_err(|error| format!("{path}: {error}")),
+        // SAFETY: who starts QEMU passes the descriptor to it for this, and for nothing else.
+        (_, Some(Ok(number))) => Ok(Pace::on(unsafe { UnixStream::from_raw_fd(number) })),
+        _ => Err("expected pace=SOCKET, as tofu serve prints it".to_owned()),
+    };
+    let pace = pace.unwrap_or_else(|error| end(&error));
     let state = State { pace, device: 0, read: None, write: None };
     // SAFETY: QEMU's functions by their names, with the signatures of version 11.1.
     let (plugin, register) = unsafe {

@@ -9,11 +9,13 @@ use tofu_control::{MachineName, NodeAt};
 use tofu_fabric::Shape;
 use tofu_image::Arch;
 use tofu_input::STDIN;
+use tofu_jobs::JobTime;
 use tofu_spec::faults::FaultSpec;
 use tofu_spec::guest::GuestName;
 use tofu_spec::units::{
     ArmCpu, BootFault, BootFrom, Choice, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName,
-    Interconnect, IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Net, TapWhen, Timeout, Vmm,
+    InstructionTime, Interconnect, IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Net,
+    Quantum, TapWhen, Time, Timeout, Vmm,
 };
 use tofu_spec::{GatewayAt, MachineSpec};
 use tofu_ui::FileError;
@@ -94,6 +96,10 @@ pub(crate) struct MachineArgs {
     #[arg(hide_possible_values = true)]
     pub(crate) links: Option<LinkMode>,
 
+    /// Which clock the machine keeps
+    #[command(flatten)]
+    pub(crate) time: TimeArgs,
+
     /// Make a node fail when its guest crashes or its virtual machine dies
     ///
     /// As with `tofu node down`, all of its links go down, and the other nodes go on. The node
@@ -162,6 +168,32 @@ pub(crate) struct ShapeArgs {
     /// The former standard input, for the process that runs a detached machine
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) stdin: Option<PathBuf>,
+}
+
+/// The clock of a machine.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct TimeArgs {
+    /// The clock of the machine: the host's, or modelled time [default: host]
+    ///
+    /// In modelled time, programs in Linux nodes measure what devices, network and instructions
+    /// take by their models, however slow and loaded the host is. QEMU counts the guests'
+    /// instructions, and a plugin keeps their clocks in the machine's time. See the manual's page
+    /// on guests in modelled time.
+    #[arg(long = "time", value_name = "CLOCK", value_parser = choice::<Time>())]
+    #[arg(hide_possible_values = true)]
+    pub(crate) clock: Option<Time>,
+
+    /// With --time modelled: the time of an instruction of a guest, in nanoseconds, 0.1 to 100
+    /// [default: 1]
+    #[arg(long, value_name = "NS")]
+    pub(crate) ns_per_instruction: Option<InstructionTime>,
+
+    /// With --time modelled: the least step of a guest, in nanoseconds
+    ///
+    /// A longer one makes the machine faster, and effects of other nodes come late; how many, and
+    /// by how much, is counted. [default: none, and nothing is late]
+    #[arg(long, value_name = "NS")]
+    pub(crate) quantum: Option<Quantum>,
 }
 
 /// True if the machine's threads give up rights.
@@ -238,9 +270,9 @@ pub(crate) struct LinuxArgs {
     #[arg(long, value_name = "NET", default_value = "none", value_parser = choice::<Net>())]
     pub(crate) net: Net,
 
-    /// Time within which a node must be ready
-    #[arg(long, value_name = "TIME", default_value = "60s")]
-    pub(crate) boot_timeout: Timeout,
+    /// Time within which a node must be ready [default: 60s, 24h in modelled time]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) boot_timeout: Option<Timeout>,
 
     /// Boot each node from its kernel, instead of cloning a node that has booted
     ///
@@ -318,6 +350,14 @@ pub(crate) struct BootArgs {
     pub(crate) boot_fault: Option<BootFault>,
 }
 
+impl TimeArgs {
+    /// The clock of a machine that is started for a job.
+    pub(crate) const fn job(&self) -> JobTime {
+        let Self { clock, ns_per_instruction, quantum } = *self;
+        JobTime { clock, ns_per_instruction, quantum }
+    }
+}
+
 impl ShapeArgs {
     /// Returns what these options ask for, over the machine file.
     ///
@@ -348,6 +388,9 @@ impl MachineArgs {
         let options = MachineSpec {
             generation: self.generation,
             links: self.links,
+            time: self.time.clock,
+            quantum: self.time.quantum,
+            ns_per_instruction: self.time.ns_per_instruction,
             fail_with_guest: self.fail_with_guest.then_some(true),
             guest: self.guest.as_deref().map(GuestName::named).transpose()?,
             memory: self.memory,
@@ -379,7 +422,7 @@ impl MachineArgs {
             kernel: linux.kernel.clone(),
             initrd: linux.initrd.clone(),
             net: Some(linux.net).filter(|net| *net != Net::None),
-            boot_timeout: Some(linux.boot_timeout),
+            boot_timeout: linux.boot_timeout,
             cold: linux.cold.then_some(true),
             name: linux.name.clone(),
             no_sandbox: sandbox.off.then_some(true),
@@ -752,6 +795,35 @@ mod tests {
         );
         let message = Case::new("guest = \"one.elf\"").error(&["--initrd", "x"]);
         assert_eq!(message, "--initrd is for machines with Linux nodes; add --linux");
+    }
+
+    #[test]
+    fn modelled_time_has_limits() {
+        let file = "shape = \"2x1x1x1x1x1\"\nlinux = true\narch = \"x86-64\"\ntime = \"modelled\"";
+        let case = Case::new(file);
+        let time = case.plan(&["--ns-per-instruction", "0.3"]).unwrap().modelled.unwrap();
+        assert_eq!((time.instruction.ps(), time.quantum), (300, None));
+        let time = case.plan(&["--quantum", "2000"]).unwrap().modelled.unwrap();
+        assert_eq!(time.quantum, Some(Quantum(2000)));
+        for (args, what) in [
+            (&["--cpus", "2"][..], "nodes with several processors (--cpus)"),
+            (&["--net", "lan"], "an Ethernet (--net)"),
+            (&["--vmm", "tofu"], "our own monitor (--vmm tofu)"),
+            (&["--gateway", "0,0,0,0,0,0"], "a gateway"),
+            (&["--links", "modelled"], "links of another kind (--links)"),
+            (&["--capture", "0=x.pcapng"], "captures (--capture)"),
+            (&["--faults", "loss=1%"], "faults (--faults)"),
+        ] {
+            let expected = format!("a machine in modelled time cannot have {what} so far");
+            assert_eq!(case.error(args), expected);
+        }
+        let message = Case::new("guest = \"one.elf\"").error(&["--time", "modelled"]);
+        assert!(message.contains("small guests; add --linux"), "{message}");
+        let message = case.error(&["--shape", "rack"]);
+        assert!(message.ends_with("at most 64 nodes, and this shape has 384"), "{message}");
+        assert!(case.plan(&["--time", "host"]).unwrap().modelled.is_none());
+        let message = case.error(&["--time", "host", "--ns-per-instruction", "1"]);
+        assert!(message.starts_with("--ns-per-instruction is for machines in"), "{message}");
     }
 
     #[test]

@@ -48,9 +48,14 @@ impl AnyNode for TorusNode {
 pub trait AnyNetwork: Send + Sync {
     fn interconnect(&self) -> Interconnect;
     fn fabric(&self) -> &Arc<Fabric>;
+    /// True if it is in modelled time, where only reading is possible.
+    fn is_timed(&self) -> bool {
+        false
+    }
     fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink>;
     fn faults(&self) -> Option<(FaultPlan, FaultCounters)>;
-    fn capture(&self, config: CaptureConfig) -> Capture;
+    /// `None` if nothing can be captured there.
+    fn capture(&self, config: CaptureConfig) -> Option<Capture>;
     fn trace(&self) -> Option<Trace>;
     fn node(&self, id: NodeId) -> Option<Arc<dyn AnyNode>>;
     fn shard(&self) -> Option<(&Arc<Shards>, ShardId)>;
@@ -78,8 +83,8 @@ impl<D: Drive<Node: AnyNode>> AnyNetwork for NetworkOf<D> {
         self.wires().faults()
     }
 
-    fn capture(&self, config: CaptureConfig) -> Capture {
-        self.capture(config)
+    fn capture(&self, config: CaptureConfig) -> Option<Capture> {
+        Some(self.capture(config))
     }
 
     fn trace(&self) -> Option<Trace> {

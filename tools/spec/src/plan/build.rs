@@ -11,13 +11,14 @@ use tofu_netboot::Fault;
 
 use super::error::{PlanError, refuse};
 use super::{
-    CapturePlan, IpPlan, LinuxPlan, Network, NodePlan, OnLinux, Plan, Role, ServerPlan, VmPlan,
+    CapturePlan, IpPlan, LinuxPlan, Network, NodePlan, OnLinux, Plan, Role, ServerPlan, TimePlan,
+    VmPlan,
 };
 use crate::guest::{Guest, GuestError, GuestName};
 use crate::spec::{GatewayAt, GuestSpec, Lines, LinkSpec, MachineSpec, NodeSpec, Use};
 use crate::units::{
-    BootFault, BootFrom, Cpus, Doorbell, Driver, GuestArgs, Interconnect, MemorySize, TapWhen,
-    Timeout, Vmm,
+    BootFault, BootFrom, Cpus, Doorbell, Driver, GuestArgs, Interconnect, MemorySize, Net, TapWhen,
+    Time, Timeout, Vmm,
 };
 
 /// The guest program that runs by default.
@@ -67,13 +68,22 @@ impl Plan {
             driver = Driver::Vfio;
         }
         check_arm64(spec, &nodes)?;
+        if devices.modelled.is_some() {
+            check_modelled(spec, &nodes)?;
+        }
         if !nodes.iter().any(|node| matches!(node.role, Role::Linux(_)))
             && let Some(given) = spec.given().find(|given| given.of == Use::Linux)
         {
             return Err(spec.about(given.field, PlanError::NeedsLinux));
         }
         // People use the nodes behind a gateway, and take their time.
-        let timeout = if has_gateway { Timeout::LONGEST } else { Timeout::DEFAULT };
+        // In modelled time, a second of the guests takes minutes.
+        let slow = has_gateway || devices.modelled.is_some();
+        let timeout = if slow { Timeout::LONGEST } else { Timeout::DEFAULT };
+        let boot_timeout = match devices.modelled {
+            Some(_) => Timeout::LONGEST,
+            None => Timeout::DEFAULT,
+        };
         let boot_server = match any_netbooted(&nodes, None) {
             false => None,
             true => Some(boot_server(spec, &mut nodes, &shape)?),
@@ -90,7 +100,7 @@ impl Plan {
                 driver,
                 cpu: spec.cpu.unwrap_or_default(),
                 net: spec.net.unwrap_or_default(),
-                boot_timeout: spec.boot_timeout.unwrap_or_default(),
+                boot_timeout: spec.boot_timeout.unwrap_or(boot_timeout),
                 cold: spec.cold.unwrap_or(false),
             },
             captures: captures(spec, &shape)?,
@@ -131,12 +141,14 @@ impl Plan {
             }
             refuse([(shape.has_io_nodes(), "I/O nodes")], PlanError::Tnw)?;
         }
+        let modelled = modelled(spec, interconnect, &network)?;
         Ok(Self {
             network,
             doorbell: spec.doorbell.unwrap_or_default(),
             timeout: Timeout::DEFAULT,
             interconnect,
             links: link_mode.links(),
+            modelled,
             engines: spec.engines,
             metrics: spec.metrics,
             name: spec.name.clone(),
@@ -254,6 +266,64 @@ fn check_arm64(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanError> 
     } else {
         Ok(())
     }
+}
+
+/// The most nodes of a machine in modelled time, whose guests wait for each other.
+const MOST_MODELLED: u32 = 64;
+
+/// Checks what is asked of a machine in modelled time, but for its guests. Returns how it keeps it;
+/// `None` if it keeps the host's time.
+fn modelled(
+    spec: &MachineSpec,
+    interconnect: Interconnect,
+    network: &Network,
+) -> Result<Option<TimePlan>, PlanError> {
+    if spec.time.unwrap_or_default() == Time::Host {
+        let given = [
+            ("quantum", spec.quantum.is_some()),
+            ("ns_per_instruction", spec.ns_per_instruction.is_some()),
+        ];
+        return match given.into_iter().find(|(_, given)| *given) {
+            Some((field, _)) => Err(spec.about(field, PlanError::NeedsModelled)),
+            None => Ok(None),
+        };
+    }
+    let nodes = network.shape.nodes();
+    if nodes > MOST_MODELLED {
+        return Err(PlanError::ModelledNodes { nodes, most: MOST_MODELLED });
+    }
+    // Memory that is polled has no time.
+    let polled = spec.doorbell == Some(Doorbell::Polled);
+    let lacks = [
+        (interconnect == Interconnect::Tnw, "the devices of TNW"),
+        (polled, "polled doorbells (--doorbell polled)"),
+        (spec.links.is_some(), "links of another kind (--links)"),
+        (spec.engines.is_some(), "engine threads (--engines)"),
+        (spec.metrics.is_some(), "metrics (--metrics)"),
+        (!network.links_down.is_empty(), "links that are down"),
+        (faults(spec).is_some(), "faults (--faults)"),
+        (!spec.captures.is_empty(), "captures (--capture)"),
+    ];
+    refuse(lacks, PlanError::Modelled)?;
+    let instruction = spec.ns_per_instruction.unwrap_or_default();
+    Ok(Some(TimePlan { quantum: spec.quantum, instruction }))
+}
+
+/// Checks what is asked of the guests of a machine in modelled time.
+fn check_modelled(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanError> {
+    let any = |of: fn(&Role) -> bool| nodes.iter().any(|node| of(&node.role));
+    let several = |role: &Role| matches!(role, Role::Linux(linux) if linux.cpus.0 > 1);
+    let lacks = [
+        (any(|role| matches!(role, Role::Bare(_))), "small guests; add --linux"),
+        (any(|role| matches!(role, Role::Gateway)), "a gateway"),
+        (any(|role| role.arch() == Some(Arch::Arm64)), "nodes for arm64"),
+        (any_netbooted(nodes, None), "nodes that boot over the torus (--boot tofu)"),
+        (any(several), "nodes with several processors (--cpus)"),
+        (spec.vmm == Some(Vmm::Tofu), "our own monitor (--vmm tofu)"),
+        (spec.net.unwrap_or_default() != Net::None, "an Ethernet (--net)"),
+        (spec.fail_with_guest == Some(true), "nodes that fail with their guests"),
+    ];
+    refuse(lacks, PlanError::Modelled)
 }
 
 /// The nodes with a role of their own.

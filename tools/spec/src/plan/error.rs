@@ -57,6 +57,12 @@ pub enum PlanError {
     Arm64(&'static str),
     #[error("--cpu is for nodes for arm64; add --arch arm64")]
     Cpu,
+    #[error("{0} is for machines in modelled time; add --time modelled")]
+    NeedsModelled(String),
+    #[error("a machine in modelled time cannot have {0} so far")]
+    Modelled(&'static str),
+    #[error("a machine in modelled time has at most {most} nodes, and this shape has {nodes}")]
+    ModelledNodes { nodes: u32, most: u32 },
     #[error("a machine of TNW cannot have {0}")]
     Tnw(&'static str),
     #[error(

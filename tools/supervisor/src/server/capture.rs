@@ -77,7 +77,9 @@ pub(super) fn begin(registry: &Registry, request: &CaptureRequest) -> anyhow::Re
         ..CaptureConfig::new(node)
     };
     let observing = registry.observe()?;
-    let (capture, limits) = (network.capture(config), request.limits);
+    let capture = network.capture(config);
+    let capture = capture.context("a machine in modelled time has no captures so far")?;
+    let limits = request.limits;
     Ok(Begun { capture, at, limits, _observing: observing })
 }
 

@@ -14,13 +14,22 @@ fn running(registry: &Registry) -> anyhow::Result<&dyn AnyNetwork> {
     registry.running().context("the machine has not started yet")
 }
 
+/// The network of a machine whose links can change.
+fn changeable(registry: &Registry) -> anyhow::Result<&dyn AnyNetwork> {
+    let running = running(registry)?;
+    if running.is_timed() {
+        bail!("the links of a machine in modelled time cannot change so far");
+    }
+    Ok(running)
+}
+
 /// Takes the link at a port of a node up or down.
 ///
 /// # Errors
 ///
 /// One line for the user, as all errors here.
 pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> anyhow::Result<()> {
-    let fabric = running(registry)?.fabric();
+    let fabric = changeable(registry)?.fabric();
     let (at, known) = (registry.place(NodeId(node))?, known_port(port)?);
     fabric.set_link(at, known, up)?;
     registry.settings().set_link(fabric.shape(), at, known, up);
@@ -39,7 +48,7 @@ pub(super) fn set_nodes(
     up: bool,
     guests: bool,
 ) -> anyhow::Result<()> {
-    let fabric = running(registry)?.fabric();
+    let fabric = changeable(registry)?.fabric();
     let place = |node: &u32| Ok((NodeId(*node), registry.place(NodeId(*node))?));
     let nodes = nodes.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
     let kind_of = |id| registry.other(id).map(|other| other.kind);
@@ -80,7 +89,7 @@ pub(super) fn set_link_errors(
 ) -> anyhow::Result<()> {
     let spec = errors.map(|text| text.parse::<LinkErrorSpec>()).transpose();
     let spec = spec.map_err(|allowed| anyhow!("errors of a link are {allowed}"))?;
-    let fabric = running(registry)?.fabric();
+    let fabric = changeable(registry)?.fabric();
     let at = registry.place(NodeId(node))?;
     let errors = match (spec, fabric.parameters()) {
         (Some(spec), Some(parameters)) => spec.errors(parameters.lanes)?,
@@ -104,7 +113,7 @@ pub(super) fn set_faults(registry: &Registry, faults: Option<String>) -> anyhow:
     let spec = faults.map(|text| text.parse::<FaultSpec>()).transpose();
     let spec = spec.map_err(|allowed| anyhow!("faults are {allowed}"))?;
     let faults = spec.as_ref().map(ToString::to_string);
-    running(registry)?.set_faults(spec.map(|spec| spec.plan()))?;
+    changeable(registry)?.set_faults(spec.map(|spec| spec.plan()))?;
     registry.settings().set_faults(faults.clone());
     registry.publish(None, EventKind::Faults { faults });
     Ok(())

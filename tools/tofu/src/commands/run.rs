@@ -8,7 +8,7 @@ use tofu_jobs::{JobShape, JobSpec, Libs, Variable};
 use tofu_jtofu::LogicalShape;
 use tofu_spec::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
 
-use crate::options::choice;
+use crate::options::{TimeArgs, choice};
 
 /// Run a program as a job of many processes, each of which has a rank
 ///
@@ -137,6 +137,9 @@ pub(crate) struct RunArgs {
     )]
     links: Option<LinkMode>,
 
+    #[command(flatten)]
+    time: TimeArgs,
+
     /// The program and its arguments; a name with a / is a file of this host, any other a program
     /// of the nodes
     #[arg(
@@ -198,6 +201,7 @@ impl From<RunArgs> for JobSpec {
             image: args.image,
             driver: args.driver,
             links: args.links,
+            time: args.time.job(),
             program: args.program,
         }
     }

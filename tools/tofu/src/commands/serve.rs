@@ -3,14 +3,14 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
-use clap::{Parser, ValueEnum, value_parser};
+use anyhow::{Context, bail};
+use clap::Parser;
 use serde_json::json;
 use tofu_abi::Coords;
 use tofu_control::MachineName;
 use tofu_control::rundir::{RunDir, node_file};
 use tofu_fabric::NodeId;
-use tofu_linux_nodes::qemu;
+use tofu_linux_nodes::{qemu, timekeeper};
 use tofu_spec::MachineSpec;
 use tofu_spec::plan::Plan;
 use tofu_spec::units::{Doorbell, Engines, Interconnect, MemorySize, MetricsAddress};
@@ -22,7 +22,7 @@ use tofu_supervisor::session::{Rights, Session};
 use tofu_ui::exit;
 use tofu_vfio_user::Backing;
 
-use crate::options::{SandboxArgs, ShapeArgs, choice};
+use crate::options::{SandboxArgs, ShapeArgs, TimeArgs, choice};
 
 use self::modelled::How;
 
@@ -72,17 +72,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) any_memory: bool,
 
-    /// The clock of the machine: the host's, or modelled time, which QEMUs with a plugin keep
-    ///
-    /// In modelled time, guests measure what the devices and the network of the real machine take,
-    /// however slow the host is. See the manual's page on guests in modelled time.
-    #[arg(long, value_name = "CLOCK", default_value = "host")]
-    pub(crate) time: Time,
-
-    /// With --time modelled: the longest step of a guest before it asks how far it may run, in
-    /// nanoseconds [default: 100000]
-    #[arg(long, value_name = "NS", value_parser = value_parser!(u64).range(1..=1_000_000_000))]
-    pub(crate) quantum: Option<u64>,
+    #[command(flatten)]
+    pub(crate) time: TimeArgs,
 
     /// Name of the machine [default: tofu, tofu-2, ...]
     #[arg(long, value_name = "NAME")]
@@ -91,15 +82,6 @@ pub(crate) struct ServeArgs {
     /// Print one JSON object with the sockets
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// The clock of a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Time {
-    /// The host's
-    Host,
-    /// That of the devices' and the network's models
-    Modelled,
 }
 
 const EXAMPLES: &str = "\
@@ -114,10 +96,6 @@ Examples:
 const SHOWN: usize = 12;
 /// Nodes of a machine: each takes a thread and descriptors.
 const MOST: u32 = 1024;
-/// The same in modelled time, where one guest runs at a time.
-const MOST_MODELLED: u32 = 64;
-/// The longest step of a guest in modelled time, in nanoseconds.
-const QUANTUM: u64 = 100_000;
 
 impl ServeArgs {
     fn plan(&self) -> anyhow::Result<Plan> {
@@ -127,6 +105,9 @@ impl ServeArgs {
             engines: self.engines,
             metrics: self.metrics,
             name: self.name.clone(),
+            time: self.time.clock,
+            quantum: self.time.quantum,
+            ns_per_instruction: self.time.ns_per_instruction,
             no_sandbox: self.sandbox.off.then_some(true),
             ..MachineSpec::default()
         };
@@ -142,34 +123,11 @@ impl ServeArgs {
         if self.any_memory { Backing::Any } else { Backing::Sealed }
     }
 
-    /// The way of serving the plan in modelled time. Refuses what a machine does not have there.
-    fn modelled(&self, plan: &Plan) -> anyhow::Result<How> {
-        let Some(generation) = plan.interconnect.tofu() else {
-            bail!("--time modelled is for generations of Tofu: TNW has no guests in it yet");
-        };
-        // Of the plan, as a machine file may ask for them as well as an option.
-        ensure!(
-            plan.doorbell == Doorbell::Trapped,
-            "--time modelled has trapped doorbells: memory that is polled has no time"
-        );
-        for (asked, what) in [
-            (plan.engines.is_some(), "engine threads (engines)"),
-            (plan.metrics.is_some(), "metrics"),
-            (!plan.network.links_down.is_empty(), "links that are down"),
-            (plan.faults.is_some(), "faults"),
-            (!plan.captures.is_empty(), "captures"),
-        ] {
-            ensure!(!asked, "--time modelled has no {what} yet");
-        }
-        let shape = plan.network.shape;
-        let nodes = shape.nodes();
-        ensure!(
-            nodes <= MOST_MODELLED,
-            "--time modelled takes at most {MOST_MODELLED} nodes, and the shape has {nodes}"
-        );
-        let quantum = self.quantum.unwrap_or(QUANTUM);
+    /// The way of serving the plan in modelled time, if it keeps that.
+    fn modelled(&self, plan: &Plan) -> Option<How> {
+        let (time, generation) = plan.modelled.zip(plan.interconnect.tofu())?;
         let (backing, json) = (self.backing(), self.json);
-        Ok(How { generation, shape, backing, quantum, json })
+        Some(How { generation, shape: plan.network.shape, backing, time, json })
     }
 
     /// The folder for the sockets, if it is not the machine's own. A client may be started from
@@ -191,13 +149,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let (sender, events) = event::events();
     let _signals = sender.forward_signals()?;
     let folders: Vec<&Path> = own_folder.as_deref().into_iter().collect();
-    let modelled = match args.time {
-        Time::Host => {
-            ensure!(args.quantum.is_none(), "--quantum is for --time modelled");
-            None
-        }
-        Time::Modelled => Some(args.modelled(&plan)?),
-    };
+    let modelled = args.modelled(&plan);
+    if modelled.is_some() {
+        // Without it, the devices are of no use.
+        timekeeper::plugin()?;
+    }
     let mut session = Session::start(&plan, Rights::Programs(&folders), sender.clone(), None)?;
     if let Some(how) = modelled {
         let folder = own_folder.as_deref().unwrap_or(session.dir.path()).to_owned();

@@ -56,10 +56,11 @@ fn devices_in_modelled_time_have_paces() {
     place.is_clean();
     let file = place.path().join("m.toml");
     for (field, expected) in [
-        ("doorbell = \"polled\"", "has trapped doorbells"),
-        ("engines = 2", "has no engine threads"),
-        ("metrics = \"127.0.0.1:9\"", "has no metrics"),
-        ("generation = \"tnw\"", "is for generations of Tofu"),
+        ("doorbell = \"polled\"", "cannot have polled doorbells"),
+        ("engines = 2", "cannot have engine threads"),
+        ("metrics = \"127.0.0.1:9\"", "cannot have metrics"),
+        ("generation = \"tnw\"", "cannot have the devices of TNW"),
+        ("ns_per_instruction = 0.01", "a number of nanoseconds from 0.1 to 100"),
     ] {
         std::fs::write(&file, format!("{field}\n")).unwrap();
         let file = file.to_str().unwrap();
@@ -69,7 +70,10 @@ fn devices_in_modelled_time_have_paces() {
         assert!(error.contains(expected), "{error}");
     }
     let error = place.run(&["serve", "--quantum", "100"]).error();
-    assert!(error.contains("--quantum is for --time modelled"), "{error}");
+    assert!(
+        error.contains("--quantum is for machines in modelled time; add --time modelled"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! `tofu serve --time modelled`: devices for guests that QEMU keeps in modelled time.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::Context;
 use serde_json::json;
 use tofu_abi::Generation;
 use tofu_abi::topology::Shape;
-use tofu_linux_nodes::qemu;
+use tofu_linux_nodes::{qemu, timekeeper};
+use tofu_spec::plan::TimePlan;
 use tofu_spec::units::MemorySize;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::session::Session;
@@ -16,16 +16,13 @@ use tofu_sync::queue::Receiver;
 use tofu_ui::exit;
 use tofu_vfio_user::Backing;
 
-/// The plugin's file.
-const PLUGIN: &str = "libtofutime.so";
-
 /// The devices, and the way of serving them.
 pub(super) struct How {
     pub(super) generation: Generation,
     pub(super) shape: Shape,
     pub(super) backing: Backing,
-    /// The longest step of a guest, in nanoseconds.
-    pub(super) quantum: u64,
+    /// How it keeps its time.
+    pub(super) time: TimePlan,
     /// True if one JSON object is printed.
     pub(super) json: bool,
 }
@@ -37,14 +34,14 @@ pub(super) fn run(
     folder: &Path,
     events: &Receiver<Event>,
 ) -> anyhow::Result<u8> {
-    let How { generation, shape, backing, quantum, .. } = *how;
-    let nodes = TimedNodes::serve(generation, shape, folder, backing, quantum)?;
-    let sockets = nodes.sockets();
-    for (_, device, pace) in &sockets {
+    let How { generation, shape, backing, time, .. } = *how;
+    let confinement = &session.confinement;
+    let nodes = TimedNodes::serve((generation, shape), folder, backing, time, confinement)?;
+    for (_, device, pace) in nodes.sockets() {
         session.janitor.remove_file(device)?;
         session.janitor.remove_file(pace)?;
     }
-    print(how, session, &sockets)?;
+    print(how, session, nodes.sockets())?;
     let code = loop {
         match events.recv()? {
             Event::Signal(signal) => break exit::of_signal(signal),
@@ -56,15 +53,9 @@ pub(super) fn run(
     Ok(code)
 }
 
-/// The plugin, beside this program.
-fn plugin() -> anyhow::Result<PathBuf> {
-    let itself = std::env::current_exe().context("finding this program")?;
-    Ok(itself.with_file_name(PLUGIN))
-}
-
 fn print(how: &How, session: &Session, sockets: &[Sockets]) -> anyhow::Result<()> {
-    let How { generation, shape, .. } = *how;
-    let (mut out, plugin, name) = (io::stdout().lock(), plugin()?, session.dir.name());
+    let How { generation, shape, time, .. } = *how;
+    let (mut out, plugin, name) = (io::stdout().lock(), timekeeper::plugin()?, session.dir.name());
     if how.json {
         let nodes = sockets.iter().map(
             |(at, device, pace)| json!({ "node": at.to_array(), "socket": device, "pace": pace }),
@@ -80,13 +71,6 @@ fn print(how: &How, session: &Session, sockets: &[Sockets]) -> anyhow::Result<()
     for (at, device, _) in sockets {
         writeln!(out, "{at}  {}", device.display())?;
     }
-    if !plugin.exists() {
-        writeln!(
-            out,
-            "\n{} is missing: cargo build --release -p tofu-timekeeper",
-            plugin.display()
-        )?;
-    }
     let Some((_, device, pace)) = sockets.first() else { return Ok(()) };
     let memory = qemu::memory_arguments(MemorySize::LINUX_DEFAULT, "q35").join(" ");
     writeln!(out, "\nQEMU 11.1, one for each node; time begins when all are there:")?;
@@ -96,7 +80,8 @@ fn print(how: &How, session: &Session, sockets: &[Sockets]) -> anyhow::Result<()
     writeln!(out, "    -plugin file={},pace={} \\", plugin.display(), pace.display())?;
     writeln!(out, "    -device '{}'", qemu::device_argument(device))?;
     writeln!(out, "On the kernel's command line of each guest:")?;
-    writeln!(out, "  tsc_early_khz=1000000 tsc=reliable no_timer_check")?;
+    let khz = time.instruction.clock_khz();
+    writeln!(out, "  tsc_early_khz={khz} tsc=reliable no_timer_check pmtmr=0")?;
     writeln!(out, "\nCtrl-C ends it.")?;
     Ok(out.flush()?)
 }

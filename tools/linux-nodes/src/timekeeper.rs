@@ -1,0 +1,43 @@
+//! QEMU's plugin that keeps a guest in modelled time.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use tofu_image::Qemu;
+
+/// The file, beside this program.
+const PLUGIN: &str = "libtofutime.so";
+/// The versions of QEMU whose internals it knows.
+const KNOWN: &str = "11.1.";
+
+/// Finds the plugin.
+///
+/// # Errors
+///
+/// If it does not exist.
+pub fn plugin() -> anyhow::Result<PathBuf> {
+    let itself = std::env::current_exe().context("finding this program")?;
+    let plugin = itself.with_file_name(PLUGIN);
+    ensure!(
+        plugin.exists(),
+        "{} is missing, which modelled time needs; cargo build --release -p tofu-timekeeper makes \
+         it",
+        plugin.display()
+    );
+    Ok(plugin)
+}
+
+/// Checks that this QEMU can keep modelled time.
+///
+/// # Errors
+///
+/// If it is of another version than those that the plugin knows.
+pub(crate) fn check(qemu: &Qemu) -> anyhow::Result<()> {
+    let version = &qemu.version;
+    ensure!(
+        version.starts_with(KNOWN),
+        "modelled time needs QEMU 11.1, and {} is {version}",
+        qemu.program.display()
+    );
+    plugin().map(drop)
+}

@@ -1,0 +1,117 @@
+//! The network of a machine in modelled time, for those who look at it.
+
+use std::sync::Arc;
+
+use tofu_abi::topology::NodeId;
+use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, ShardId, Shards};
+use tofu_icc::Icc;
+use tofu_inspect::{Inspect, Visit};
+use tofu_machine::capture::{Capture, CaptureConfig};
+use tofu_machine::trace::Trace;
+use tofu_machine::{AnyNetwork, AnyNode, CableCounters, Interconnect, Refused};
+use tofu_pci::{Endpoint, EndpointDevice};
+use tofu_timed::Function;
+
+/// The network, of which nothing can be changed so far.
+pub(super) struct TimedNetwork {
+    pub(super) interconnect: Interconnect,
+    /// Its links, all of which are up.
+    pub(super) fabric: Arc<Fabric>,
+    pub(super) functions: Vec<Arc<Function>>,
+}
+
+impl AnyNetwork for TimedNetwork {
+    fn interconnect(&self) -> Interconnect {
+        self.interconnect
+    }
+
+    fn fabric(&self) -> &Arc<Fabric> {
+        &self.fabric
+    }
+
+    fn is_timed(&self) -> bool {
+        true
+    }
+
+    fn set_faults(&self, _: Option<FaultPlan>) -> Result<(), NoSuchLink> {
+        Ok(())
+    }
+
+    fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
+        None
+    }
+
+    fn capture(&self, _: CaptureConfig) -> Option<Capture> {
+        None
+    }
+
+    fn trace(&self) -> Option<Trace> {
+        None
+    }
+
+    fn node(&self, id: NodeId) -> Option<Arc<dyn AnyNode>> {
+        let function = Arc::clone(self.functions.get(id.index())?);
+        Some(Arc::new(TimedNode { id, function }))
+    }
+
+    fn shard(&self) -> Option<(&Arc<Shards>, ShardId)> {
+        None
+    }
+
+    fn shard_came(&self, _: ShardId) {}
+
+    fn shard_went(&self, _: ShardId) {}
+
+    fn receive(&self, _: ShardId, _: &[u8]) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn room(&self) {}
+
+    fn cables(&self, _: ShardId) -> Option<CableCounters> {
+        None
+    }
+}
+
+struct TimedNode {
+    id: NodeId,
+    function: Arc<Function>,
+}
+
+impl EndpointDevice for TimedNode {
+    fn endpoint(&self) -> &Endpoint {
+        self.function.endpoint()
+    }
+
+    fn bus_master_changed(&self, on: bool) {
+        self.function.bus_master_changed(on);
+    }
+
+    fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        self.function.read(bar, offset, data);
+    }
+
+    fn write(&self, bar: u8, offset: u64, data: &[u8]) {
+        self.function.write(bar, offset, data);
+    }
+
+    fn reset_device(&self) {
+        self.function.reset_device();
+    }
+}
+
+impl Inspect for TimedNode {
+    fn inspect(&self, visit: Visit<'_>) {
+        visit.tree(|tree| {
+            tree.add("index", &self.id.0);
+            tree.add("pci", self.function.endpoint());
+            tree.add("device", self.function.icc());
+        });
+    }
+}
+
+impl AnyNode for TimedNode {
+    fn icc(&self) -> Option<&Icc> {
+        Some(self.function.icc())
+    }
+}
