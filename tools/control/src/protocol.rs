@@ -395,6 +395,9 @@ pub struct MachineInfo {
     pub links_down: Vec<[[u8; 6]; 2]>,
     /// Seconds since it was started.
     pub seconds: f64,
+    /// The time of a machine in modelled time.
+    #[serde(default)]
+    pub time: Option<TimeInfo>,
     /// Its nodes that have a device, by number.
     pub nodes: Vec<NodeInfo>,
     /// Its jobs, in the order in which they came.
@@ -403,6 +406,51 @@ pub struct MachineInfo {
     /// Its shards, if it is in shards.
     #[serde(default, rename = "parts")]
     pub shards: Vec<ShardInfo>,
+}
+
+/// The time of a machine in modelled time, as `tofu time` shows it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimeInfo {
+    /// Modelled nanoseconds since its guests began.
+    pub modelled_ns: u64,
+    /// Modelled nanoseconds of an instruction.
+    pub ns_per_instruction: f64,
+    /// The number of events that came to guests that were ahead of them.
+    pub late: u64,
+    /// The longest time by which one was, in nanoseconds.
+    pub late_most_ns: u64,
+    /// Of each guest.
+    pub guests: Vec<GuestTimeInfo>,
+}
+
+impl TimeInfo {
+    /// Describes it in one line.
+    pub fn summary(&self) -> String {
+        let Self { modelled_ns, ns_per_instruction, late, late_most_ns, .. } = self;
+        let late = match late {
+            0 => "nothing was late".to_owned(),
+            count => format!("{count} events were late, by up to {late_most_ns} ns"),
+        };
+        let seconds = *modelled_ns as f64 / 1e9;
+        format!("modelled time {seconds:.6} s, {ns_per_instruction} ns an instruction; {late}")
+    }
+}
+
+/// The time of a guest in modelled time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestTimeInfo {
+    /// Number of its node.
+    pub node: u32,
+    /// Coordinates of its node.
+    pub at: [u8; 6],
+    /// Modelled nanoseconds in which it was awake.
+    pub awake_ns: u64,
+    /// The host's nanoseconds in which it ran.
+    pub host_ns: u64,
+    /// How often it stopped to ask how far it may run.
+    pub steps: u64,
+    /// Its accesses to the device.
+    pub accesses: u64,
 }
 
 /// A shard of a machine as `tofu ps` shows it.

@@ -190,6 +190,16 @@ impl Machine {
         self.own.is_some()
     }
 
+    /// Tells the user what modelled time has passed, if the machine was started for this run and
+    /// keeps that.
+    pub(crate) fn tell_time(&self) {
+        let Some(own) = self.own.as_ref().filter(|own| own.talks) else { return };
+        if let Some(time) = info(&self.control).ok().and_then(|info| info.time) {
+            let host = own.started.elapsed().as_secs_f64();
+            tofu_ui::tell!("tofu: {}; the host took {host:.1} s", time.summary());
+        }
+    }
+
     /// Ends the machine if it was started for this run.
     pub(crate) fn end(self) -> anyhow::Result<()> {
         self.own.map_or(Ok(()), Own::end)

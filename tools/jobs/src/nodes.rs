@@ -133,6 +133,7 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         Ok(()) => on_machine(spec, wanted, (&bundle, destination.as_ref()), &mut machine, &control),
         Err(error) => preparing.stopped(error),
     };
+    machine.tell_time();
     let ended = machine.end();
     let code = result?;
     ended?;

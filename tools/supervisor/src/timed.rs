@@ -33,23 +33,9 @@ use crate::timed::pace::{Pace, Paces, Pending};
 
 /// A machine in modelled time.
 pub struct TimedMachine {
-    engine: Arc<EventEngine>,
     network: Arc<TimedNetwork>,
     memories: Vec<Arc<ClientMemory>>,
-    /// Those of nodes with guests.
-    guests: Vec<Arc<Pace>>,
     paces: Paces,
-}
-
-/// What has passed in a machine in modelled time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passed {
-    /// Modelled nanoseconds since its guests began.
-    pub ns: u64,
-    /// The number of events that came to guests that were ahead of them.
-    pub late: u64,
-    /// The longest time by which one was, in nanoseconds.
-    pub late_most_ns: u64,
 }
 
 impl TimedMachine {
@@ -86,19 +72,23 @@ impl TimedMachine {
         let functions = ids
             .iter()
             .map(|id| Ok(Arc::new(Function::new(&engine, *id)?.context("a node of the machine")?)));
+        let functions = functions.collect::<anyhow::Result<_>>()?;
+        let turns = guests.iter().zip(Turns::start(&engine, guests));
         let network = TimedNetwork {
             interconnect: Interconnect::Tofu(generation),
             fabric: Arc::new(Fabric::new(shape)),
-            functions: functions.collect::<anyhow::Result<_>>()?,
+            functions,
+            engine,
+            guests: turns.map(|(node, turn)| Arc::new(Pace::new(*node, turn))).collect(),
+            instruction: time.instruction.ps(),
         };
         let paces = Paces {
+            guests: Mutex::new(guests.iter().map(|_| None).collect()),
             pending,
             quantum: time.quantum.map_or(0, |quantum| quantum.0.saturating_mul(1000)),
             instruction: time.instruction.ps(),
         };
-        let turns = guests.iter().zip(Turns::start(&engine, guests));
-        let guests = turns.map(|(node, turn)| Arc::new(Pace::new(*node, turn))).collect();
-        Ok(Arc::new(Self { engine, network: Arc::new(network), memories, guests, paces }))
+        Ok(Arc::new(Self { network: Arc::new(network), memories, paces }))
     }
 
     /// Its network, for those who look at it.
@@ -111,7 +101,7 @@ impl TimedMachine {
     }
 
     fn pace(&self, node: NodeId) -> anyhow::Result<&Arc<Pace>> {
-        let mut all = self.guests.iter();
+        let mut all = self.network.guests.iter();
         all.find(|pace| pace.node == node).context("the node has no guest")
     }
 
@@ -146,23 +136,16 @@ impl TimedMachine {
                 log::warn!("node {at}: its guest is out of modelled time: {error}");
             }
             // Others do not wait for a guest that has not come to its beginning.
-            pace.give_up();
+            this.paces.give_up(&pace);
         };
         // Not joined: it ends with the plugin, or with the machine.
         let thread = thread::Builder::new().name(format!("pace{at}")).spawn(run);
         thread.map(drop).context("no threads left")
     }
 
-    /// What has passed so far.
-    pub fn passed(&self) -> Passed {
-        let late = self.guests.first().map(|pace| pace.turn.lateness()).unwrap_or_default();
-        let (ns, late_most_ns) = (self.engine.now() / 1000, late.most.div_ceil(1000));
-        Passed { ns, late: late.count, late_most_ns }
-    }
-
     /// Ends the time of all guests.
     pub(crate) fn stop(&self) {
-        for pace in &self.guests {
+        for pace in &self.network.guests {
             pace.turn.stop();
             pace.hang_up();
         }
@@ -353,7 +336,7 @@ mod tests {
         drop(b);
         // A guest that has gone holds up the other one no longer.
         assert_eq!(a.hear(), Some(9_100_500));
-        assert_eq!(nodes.machine.passed().ns, 9_000_500);
+        assert_eq!(nodes.machine.network.passed().unwrap().ns, 9_000_500);
         drop(nodes);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -369,7 +352,7 @@ mod tests {
         a.say(AT, 0, 4000);
         b.say(AT, 0, 4400);
         assert_eq!(a.hear(), Some(104_000));
-        assert_eq!(nodes.machine.passed().ns, 1000);
+        assert_eq!(nodes.machine.network.passed().unwrap().ns, 1000);
     }
 
     #[test]

@@ -33,6 +33,7 @@ use crate::commands::regs::RegsArgs;
 use crate::commands::sdk::SdkArgs;
 use crate::commands::serve::ServeArgs;
 use crate::commands::stats::StatsArgs;
+use crate::commands::time::TimeArgs;
 use crate::commands::top::TopArgs;
 use crate::commands::topo::TopoArgs;
 use crate::commands::trace::TraceArgs;
@@ -105,6 +106,7 @@ pub(crate) enum Command {
     Top(TopArgs),
     View(ViewArgs),
     Stats(StatsArgs),
+    Time(TimeArgs),
     Regs(RegsArgs),
     Inspect(InspectArgs),
     Gdb(GdbArgs),

@@ -34,6 +34,7 @@ pub(crate) mod slurm;
 pub(crate) mod stats;
 mod svg;
 mod terminal;
+pub(crate) mod time;
 pub(crate) mod top;
 pub(crate) mod topo;
 pub(crate) mod trace;

@@ -21,7 +21,7 @@ use cli::{Cli, Command};
 use commands::{
     bench, capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward,
     gdb, guest, hosts, image, inspect, link, manual, map, node, ps, regs, run, sdk, serve, sim,
-    stats, top, topo, trace, up, view,
+    stats, time, top, topo, trace, up, view,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::SIGXFSZ;
@@ -70,6 +70,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(args),
         Command::View(args) => view::run(args),
         Command::Stats(args) => stats::run(args),
+        Command::Time(args) => time::run(args),
         Command::Regs(args) => regs::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Events(args) => events::run(args),

@@ -98,7 +98,7 @@ pub(crate) struct MachineArgs {
 
     /// Which clock the machine keeps
     #[command(flatten)]
-    pub(crate) time: TimeArgs,
+    pub(crate) time: ClockArgs,
 
     /// Make a node fail when its guest crashes or its virtual machine dies
     ///
@@ -172,7 +172,7 @@ pub(crate) struct ShapeArgs {
 
 /// The clock of a machine.
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct TimeArgs {
+pub(crate) struct ClockArgs {
     /// The clock of the machine: the host's, or modelled time [default: host]
     ///
     /// In modelled time, programs in Linux nodes measure what devices, network and instructions
@@ -350,7 +350,7 @@ pub(crate) struct BootArgs {
     pub(crate) boot_fault: Option<BootFault>,
 }
 
-impl TimeArgs {
+impl ClockArgs {
     /// The clock of a machine that is started for a job.
     pub(crate) const fn job(&self) -> JobTime {
         let Self { clock, ns_per_instruction, quantum } = *self;

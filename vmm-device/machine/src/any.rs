@@ -42,15 +42,45 @@ impl AnyNode for TorusNode {
     }
 }
 
+/// What has passed in a machine in modelled time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// Modelled nanoseconds since its guests began.
+    pub ns: u64,
+    /// Modelled picoseconds of an instruction.
+    pub instruction_ps: u64,
+    /// The number of events that came to guests that were ahead of them.
+    pub late: u64,
+    /// The longest time by which one was, in nanoseconds.
+    pub late_most_ns: u64,
+    /// Of each guest.
+    pub guests: Vec<GuestPassed>,
+}
+
+/// What has passed at a node with a guest in modelled time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestPassed {
+    /// The node.
+    pub node: NodeId,
+    /// Modelled nanoseconds in which it was awake.
+    pub awake_ns: u64,
+    /// The host's nanoseconds in which it ran.
+    pub host_ns: u64,
+    /// How often it stopped to ask how far it may run.
+    pub steps: u64,
+    /// Its accesses to the device.
+    pub accesses: u64,
+}
+
 /// The network of a machine with devices of any kind, for reading and changing it. It may outlive
 /// the machine. The methods are those of [`NetworkOf`] and of its wires.
 #[expect(missing_docs, clippy::missing_errors_doc, reason = "they are those of NetworkOf")]
 pub trait AnyNetwork: Send + Sync {
     fn interconnect(&self) -> Interconnect;
     fn fabric(&self) -> &Arc<Fabric>;
-    /// True if it is in modelled time, where only reading is possible.
-    fn is_timed(&self) -> bool {
-        false
+    /// What has passed, if it is in modelled time. Then it can only be looked at.
+    fn passed(&self) -> Option<Passed> {
+        None
     }
     fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink>;
     fn faults(&self) -> Option<(FaultPlan, FaultCounters)>;

@@ -59,6 +59,8 @@ struct Program {
     wish: Wish,
     /// The number of events at its node when the last one was looked at.
     events: u64,
+    /// The smallest step of its clock, once it has left.
+    step: Ps,
 }
 
 impl Program {
@@ -96,8 +98,9 @@ pub struct Lateness {
 
 impl Lateness {
     /// Notes an event at the node of a program that is at another time.
-    fn note(&mut self, event: Ps, program: Ps) {
-        if let Some(by @ 1..) = program.checked_sub(event) {
+    /// A delay of less than `step` is none.
+    fn note(&mut self, event: Ps, program: Ps, step: Ps) {
+        if let Some(by) = program.checked_sub(event).filter(|by| *by > step) {
             self.count += 1;
             self.most = self.most.max(by);
         }
@@ -136,8 +139,10 @@ impl Turns {
     /// same time take turns in this order.
     pub fn start(engine: &Arc<EventEngine>, nodes: &[NodeId]) -> Vec<Turn> {
         let at = engine.now();
-        let programs: Vec<_> =
-            nodes.iter().map(|&node| Program { node, at, wish: Wish::Turn, events: 0 }).collect();
+        let programs: Vec<_> = nodes
+            .iter()
+            .map(|&node| Program { node, at, wish: Wish::Turn, events: 0, step: 0 })
+            .collect();
         let woken = programs.iter().map(|_| Condvar::new()).collect();
         let state = Mutex::new(State { programs, stuck: None, late: Lateness::default() });
         let turns = Arc::new(Self { engine: Arc::clone(engine), state, woken });
@@ -192,7 +197,7 @@ impl Turns {
                     *happened = Some(now);
                 }
                 Wish::Away { happened: happened @ None, .. } => *happened = Some(now),
-                Wish::Turn => state.late.note(now, program.at),
+                Wish::Turn => state.late.note(now, program.at, program.step),
                 _ => {}
             }
         }
@@ -219,19 +224,33 @@ impl Turn {
         self.wait(lock(&self.turns.state))
     }
 
-    /// Begins again, now, if the program has [rested](Turn::rest). Returns the time.
-    ///
-    /// # Errors
-    ///
-    /// As [`Turn::begin`].
-    pub fn resume(&self) -> Result<Ps, Stuck> {
+    /// Asks for a turn at a time, or at once if that has passed, like [`Turn::reach`], but does not
+    /// wait for it. The turn has come when this program is the [holder](Turn::holder). A program
+    /// that has [rested](Turn::rest) begins again at the machine's present time at the earliest.
+    pub fn ask(&self, at: Ps) {
         self.wish(|program, engine| {
-            program.at = program.at.max(engine.now());
+            let at = if program.wish == Wish::Ended { at.max(engine.now()) } else { at };
+            program.at = program.at.max(at);
             Wish::Turn
-        })
+        });
     }
 
-    /// Lets the others continue until the program [begins again](Turn::resume), as if it had ended.
+    /// Asks for what [`Turn::look`] waits for, but does not wait.
+    pub fn ask_look(&self, every: Ps, until: Ps) {
+        self.wish(|program, engine| {
+            let seen = engine.events_at(program.node);
+            Wish::Event { every: every.max(1), until, seen, happened: None }
+        });
+    }
+
+    /// The program that has the turn, and its time.
+    pub fn holder(&self) -> Option<(usize, Ps)> {
+        let state = lock(&self.turns.state);
+        let mut all = state.programs.iter().zip(0..);
+        all.find(|(program, _)| program.wish == Wish::Runs).map(|(program, n)| (n, program.at))
+    }
+
+    /// Lets the others continue until the program [asks](Turn::ask) for a turn again, as if it had ended.
     pub fn rest(&self) {
         let mut state = lock(&self.turns.state);
         state.programs[self.program].wish = Wish::Ended;
@@ -243,7 +262,9 @@ impl Turn {
     pub fn leave(&self, least: Ps) {
         let mut state = lock(&self.turns.state);
         let program = &mut state.programs[self.program];
-        program.wish = Wish::Away { least: least.max(program.at), happened: None };
+        let left = program.at;
+        program.step = least.saturating_sub(left);
+        program.wish = Wish::Away { least: least.max(left), happened: None };
         self.turns.pass(&mut state);
     }
 
@@ -266,7 +287,8 @@ impl Turn {
         self.wish(|program, _| {
             program.at = program.at.saturating_add(ps);
             Wish::Turn
-        })
+        });
+        self.wait(lock(&self.turns.state))
     }
 
     /// Goes on at a time, or at once if that has passed: where the program has got to by itself.
@@ -275,16 +297,8 @@ impl Turn {
     ///
     /// As [`Turn::begin`].
     pub fn reach(&self, at: Ps) -> Result<Ps, Stuck> {
-        {
-            let mut state = lock(&self.turns.state);
-            if let Wish::Away { happened: Some(event), .. } = state.programs[self.program].wish {
-                state.late.note(event, at);
-            }
-        }
-        self.wish(|program, _| {
-            program.at = program.at.max(at);
-            Wish::Turn
-        })
+        self.ask(at);
+        self.wait(lock(&self.turns.state))
     }
 
     /// The time until which a program that has the turn may run by itself, for instance as the
@@ -322,18 +336,21 @@ impl Turn {
     ///
     /// As [`Turn::begin`].
     pub fn look(&self, every: Ps, until: Ps) -> Result<Ps, Stuck> {
-        self.wish(|program, engine| {
-            let seen = engine.events_at(program.node);
-            Wish::Event { every: every.max(1), until, seen, happened: None }
-        })
+        self.ask_look(every, until);
+        self.wait(lock(&self.turns.state))
     }
 
-    fn wish(&self, change: impl FnOnce(&mut Program, &EventEngine) -> Wish) -> Result<Ps, Stuck> {
+    fn wish(&self, change: impl FnOnce(&mut Program, &EventEngine) -> Wish) {
         let mut state = lock(&self.turns.state);
+        let state = &mut *state;
         let program = &mut state.programs[self.program];
+        let before = program.wish;
         program.wish = change(program, &self.turns.engine);
-        self.turns.pass(&mut state);
-        self.wait(state)
+        if let Wish::Away { happened: Some(event), .. } = before {
+            // By less than the program's smallest step is no delay.
+            state.late.note(event, program.at, program.step);
+        }
+        self.turns.pass(state);
     }
 
     fn wait(&self, mut state: MutexGuard<'_, State>) -> Result<Ps, Stuck> {

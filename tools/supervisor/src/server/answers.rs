@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use tofu_control::protocol::{
-    MachineInfo, NodeInfo, NodeKind, Reply, Request, ShardInfo, ShardState,
+    GuestTimeInfo, MachineInfo, NodeInfo, NodeKind, Reply, Request, ShardInfo, ShardState, TimeInfo,
 };
 use tofu_control::{PING, node_name};
 use tofu_fabric::NodeId;
 use tofu_gateway::Connector;
+use tofu_machine::GuestPassed;
 
 use super::{counters, inspect, network, registers};
 use crate::node::{AgentNode, NodeStatus};
@@ -147,10 +148,28 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
         arch: archs.first().filter(|_| archs.len() == 1).map(|arch| (*arch).into()),
         links_down: network::links_down(registry),
         seconds: registry.started.elapsed().as_secs_f64(),
+        time: time(registry),
         nodes,
         jobs: registry.jobs.list(),
         shards: registry.rest().map(own_shard).into_iter().collect(),
     }
+}
+
+/// The time of a machine in modelled time.
+fn time(registry: &Registry) -> Option<TimeInfo> {
+    let passed = registry.running()?.passed()?;
+    let of_guest = |guest: GuestPassed| {
+        let GuestPassed { node, awake_ns, host_ns, steps, accesses } = guest;
+        let at = registry.network.shape.coords(node)?.to_array();
+        Some(GuestTimeInfo { node: node.0, at, awake_ns, host_ns, steps, accesses })
+    };
+    Some(TimeInfo {
+        modelled_ns: passed.ns,
+        ns_per_instruction: passed.instruction_ps as f64 / 1000.0,
+        late: passed.late,
+        late_most_ns: passed.late_most_ns,
+        guests: passed.guests.into_iter().filter_map(of_guest).collect(),
+    })
 }
 
 /// Describes the nodes without Linux.

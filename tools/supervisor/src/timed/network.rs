@@ -8,9 +8,11 @@ use tofu_icc::Icc;
 use tofu_inspect::{Inspect, Visit};
 use tofu_machine::capture::{Capture, CaptureConfig};
 use tofu_machine::trace::Trace;
-use tofu_machine::{AnyNetwork, AnyNode, CableCounters, Interconnect, Refused};
+use tofu_machine::{AnyNetwork, AnyNode, CableCounters, Interconnect, Passed, Refused};
 use tofu_pci::{Endpoint, EndpointDevice};
-use tofu_timed::Function;
+use tofu_timed::{EventEngine, Function};
+
+use crate::timed::pace::Pace;
 
 /// The network, of which nothing can be changed so far.
 pub(super) struct TimedNetwork {
@@ -18,6 +20,11 @@ pub(super) struct TimedNetwork {
     /// Its links, all of which are up.
     pub(super) fabric: Arc<Fabric>,
     pub(super) functions: Vec<Arc<Function>>,
+    pub(super) engine: Arc<EventEngine>,
+    /// Those of nodes with guests.
+    pub(super) guests: Vec<Arc<Pace>>,
+    /// Modelled picoseconds of an instruction.
+    pub(super) instruction: u64,
 }
 
 impl AnyNetwork for TimedNetwork {
@@ -29,8 +36,15 @@ impl AnyNetwork for TimedNetwork {
         &self.fabric
     }
 
-    fn is_timed(&self) -> bool {
-        true
+    fn passed(&self) -> Option<Passed> {
+        let late = self.guests.first().map(|pace| pace.turn.lateness()).unwrap_or_default();
+        Some(Passed {
+            ns: self.engine.now() / 1000,
+            instruction_ps: self.instruction,
+            late: late.count,
+            late_most_ns: late.most.div_ceil(1000),
+            guests: self.guests.iter().map(|pace| pace.passed()).collect(),
+        })
     }
 
     fn set_faults(&self, _: Option<FaultPlan>) -> Result<(), NoSuchLink> {

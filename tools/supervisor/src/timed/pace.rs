@@ -3,8 +3,10 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use tofu_abi::topology::NodeId;
+use tofu_machine::GuestPassed;
 use tofu_sync::lock;
 use tofu_timed::Turn;
 
@@ -32,7 +34,12 @@ const GONE: [io::ErrorKind; 3] =
 pub(super) type Pending = Arc<Vec<Mutex<Vec<u16>>>>;
 
 /// The machine's side of all paces.
+///
+/// Each plugin has a thread that reads its messages. None of them waits for a turn: whoever finds
+/// that a guest has the turn that it asked for answers its plugin.
 pub(super) struct Paces {
+    /// The guests that have begun, by the numbers of their turns.
+    pub(super) guests: Mutex<Vec<Option<Guest>>>,
     pub(super) pending: Pending,
     /// What others may begin to do counts for a guest only after this, in picoseconds.
     pub(super) quantum: u64,
@@ -47,6 +54,18 @@ pub(super) struct Pace {
     /// True if it has begun before. Then time does not wait for it.
     begun: Mutex<bool>,
     line: Mutex<Line>,
+    spent: Mutex<Spent>,
+}
+
+/// What a guest has spent.
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    /// Modelled picoseconds in which it was awake.
+    awake: u64,
+    /// The host's time in which it ran.
+    host: Duration,
+    steps: u64,
+    accesses: u64,
 }
 
 /// The connection of a plugin, to end it.
@@ -58,7 +77,15 @@ struct Line {
 
 impl Pace {
     pub(super) fn new(node: NodeId, turn: Turn) -> Self {
-        Self { node, turn, begun: Mutex::new(false), line: Mutex::default() }
+        let (begun, line, spent) = (Mutex::new(false), Mutex::default(), Mutex::default());
+        Self { node, turn, begun, line, spent }
+    }
+
+    /// What has passed at its node.
+    pub(super) fn passed(&self) -> GuestPassed {
+        let Spent { awake, host, steps, accesses } = *lock(&self.spent);
+        let host_ns = u64::try_from(host.as_nanos()).unwrap_or(u64::MAX);
+        GuestPassed { node: self.node, awake_ns: awake / 1000, host_ns, steps, accesses }
     }
 
     /// Takes the connection of a plugin. Returns false if the machine ends.
@@ -81,13 +108,6 @@ impl Pace {
     pub(super) fn is_stopped(&self) -> bool {
         lock(&self.line).stopped
     }
-
-    /// Lets time pass without the guest, if it never begins.
-    pub(super) fn give_up(&self) {
-        if !std::mem::replace(&mut *lock(&self.begun), true) {
-            self.turn.rest();
-        }
-    }
 }
 
 /// A message of the plugin: its kind, a version, and two times.
@@ -100,10 +120,59 @@ fn bad(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
 
+/// A guest whose plugin has said that it begins.
+pub(super) struct Guest {
+    pace: Arc<Pace>,
+    plugin: UnixStream,
+    /// When its clock began, in picoseconds.
+    base: u64,
+    /// Where it was last, in nanoseconds of its clock.
+    last: u64,
+    /// Whether it slept from there on.
+    slept: bool,
+    /// When it was answered last.
+    since: Instant,
+    /// What it has asked for.
+    asked: Option<Asked>,
+}
+
+/// What a guest waits for.
+#[derive(Clone, Copy)]
+enum Asked {
+    /// The beginning of its time.
+    Begin,
+    /// To continue.
+    Go,
+    /// To have the device for an access.
+    Access,
+    /// To sleep until a time of its clock, or until something happens at its node.
+    Sleep(u64),
+    /// To be woken.
+    Wake,
+}
+
 /// The answer to a plugin.
 struct Go {
     until_ns: u64,
     vectors: Vec<u16>,
+}
+
+impl Guest {
+    /// A time of its clock as the machine's.
+    fn to_ps(&self, ns: u64, instruction: u64) -> io::Result<u64> {
+        let ps = ns.checked_mul(instruction).and_then(|ps| ps.checked_add(self.base));
+        ps.ok_or_else(|| bad("a time of months"))
+    }
+
+    fn answer(&mut self, go: &Go) -> io::Result<()> {
+        let mut answer = Vec::with_capacity(16 + 4 * go.vectors.len());
+        answer.extend(go.until_ns.to_le_bytes());
+        answer.extend((go.vectors.len() as u32).to_le_bytes());
+        answer.extend(0u32.to_le_bytes());
+        answer.extend(go.vectors.iter().flat_map(|vector| u32::from(*vector).to_le_bytes()));
+        self.since = Instant::now();
+        self.plugin.write_all(&answer)
+    }
 }
 
 impl Paces {
@@ -112,16 +181,19 @@ impl Paces {
     /// # Errors
     ///
     /// If the plugin is not one for this machine, or breaks the protocol. In the first case
-    /// nothing has changed, and the guest has not [begun](Pace::begun).
-    pub(super) fn keep(&self, pace: &Pace, mut plugin: UnixStream) -> io::Result<()> {
+    /// nothing has changed, and the guest has not begun.
+    pub(super) fn keep(&self, pace: &Arc<Pace>, mut plugin: UnixStream) -> io::Result<()> {
         if !pace.connect(&plugin)? {
             return Err(bad("the machine ends"));
         }
         let mut message = [0; REQUEST];
         let result = match plugin.read_exact(&mut message).map(|()| parse(&message)) {
             Ok((BEGIN, VERSION, ..)) => {
-                let result = self.take_turns(pace, &mut plugin);
+                let result = self.begin(pace, &plugin).and_then(|()| self.listen(pace, plugin));
+                lock(&self.guests)[pace.turn.program()] = None;
                 pace.turn.rest();
+                // Others may have waited for it.
+                self.answer_all(&mut lock(&self.guests), pace);
                 result
             }
             Ok((_, version, ..)) => {
@@ -134,59 +206,124 @@ impl Paces {
         result
     }
 
-    fn take_turns(&self, pace: &Pace, plugin: &mut UnixStream) -> io::Result<()> {
-        let Pace { turn, .. } = pace;
-        // Time begins when all guests have come, as each of them has a turn at 0. The clock of each
-        // guest begins at 0.
-        let again = std::mem::replace(&mut *lock(&pace.begun), true);
-        let base = if again { turn.resume() } else { turn.begin() }.map_err(io::Error::other)?;
-        let to_ps = |ns: u64| {
-            let ps = ns.checked_mul(self.instruction).and_then(|ps| ps.checked_add(base));
-            ps.ok_or_else(|| bad("a time of months"))
+    /// Lets time pass without a guest, if it has never begun.
+    pub(super) fn give_up(&self, pace: &Pace) {
+        if !std::mem::replace(&mut *lock(&pace.begun), true) {
+            pace.turn.rest();
+            self.answer_all(&mut lock(&self.guests), pace);
+        }
+    }
+
+    /// Time begins when all guests have come, as each of them has a turn at 0. The clock of each
+    /// guest begins at 0.
+    fn begin(&self, pace: &Arc<Pace>, plugin: &UnixStream) -> io::Result<()> {
+        let guest = Guest {
+            pace: Arc::clone(pace),
+            plugin: plugin.try_clone()?,
+            base: 0,
+            last: 0,
+            slept: false,
+            since: Instant::now(),
+            asked: Some(Asked::Begin),
         };
+        let mut guests = lock(&self.guests);
+        guests[pace.turn.program()] = Some(guest);
+        if std::mem::replace(&mut *lock(&pace.begun), true) {
+            pace.turn.ask(0);
+        }
+        self.answer_all(&mut guests, pace);
+        Ok(())
+    }
+
+    /// Takes the messages of a plugin until it goes.
+    fn listen(&self, pace: &Pace, mut plugin: UnixStream) -> io::Result<()> {
         let mut message = [0; REQUEST];
-        let (mut last, mut go) = (0, self.go(turn, base, 0));
-        turn.leave(to_ps(1)?);
         loop {
-            match answer(plugin, &go).and_then(|()| plugin.read_exact(&mut message)) {
+            match plugin.read_exact(&mut message) {
                 // A guest that is killed ends in any of these ways.
                 Err(error) if GONE.contains(&error.kind()) => return Ok(()),
                 result => result?,
             }
             let (kind, _, at, until) = parse(&message);
-            if ![AT, ASLEEP, ACCESS].contains(&kind) || at < last {
-                return Err(bad(format!("message {kind} for {at} ns after {last} ns")));
-            }
-            last = at;
-            turn.reach(to_ps(at)?).map_err(io::Error::other)?;
-            let vectors = self.fired(pace.node);
-            go = match kind {
-                // The turn is its own until it says where it is after the access.
-                ACCESS => Go { until_ns: at, vectors },
-                ASLEEP if vectors.is_empty() && until > at => {
-                    // Until then, or until something happens at its node. It gets what that is
-                    // when it is there.
-                    let until = to_ps(until.min(at.saturating_add(LONGEST_SLEEP)))?;
-                    let woken = turn.look(self.instruction, until).map_err(io::Error::other)?;
-                    turn.leave(woken);
-                    let woken = woken.saturating_sub(base) / self.instruction;
-                    Go { until_ns: woken.max(at + 1), vectors }
-                }
-                _ => {
-                    let go = Go { vectors, ..self.go(turn, base, at) };
-                    turn.leave(to_ps(at + 1)?);
-                    go
-                }
+            let mut guests = lock(&self.guests);
+            let guest = guests[pace.turn.program()].as_mut();
+            let Some(guest) = guest else { return Ok(()) };
+            let asked = match kind {
+                AT => Asked::Go,
+                ASLEEP => Asked::Sleep(until),
+                ACCESS => Asked::Access,
+                _ => return Err(bad(format!("message {kind}"))),
             };
+            if at < guest.last || guest.asked.is_some() {
+                return Err(bad(format!("message {kind} for {at} ns after {} ns", guest.last)));
+            }
+            {
+                let mut spent = lock(&pace.spent);
+                spent.steps += 1;
+                spent.accesses += u64::from(kind == ACCESS);
+                spent.host += guest.since.elapsed();
+                if !std::mem::replace(&mut guest.slept, kind == ASLEEP) {
+                    spent.awake += (at - guest.last).saturating_mul(self.instruction);
+                }
+            }
+            (guest.last, guest.asked) = (at, Some(asked));
+            pace.turn.ask(guest.to_ps(at, self.instruction)?);
+            self.answer_all(&mut guests, pace);
         }
     }
 
-    /// The time until which a guest with the turn may run from `at` on, in nanoseconds of its
-    /// clock, which began at `base`.
-    fn go(&self, turn: &Turn, base: u64, at: u64) -> Go {
-        let horizon = turn.horizon(self.quantum).saturating_sub(base) / self.instruction;
-        let longest = at.saturating_add(LONGEST_STEP);
-        Go { until_ns: horizon.min(longest).max(at.saturating_add(1)), vectors: Vec::new() }
+    /// Answers all guests that have the turn that they asked for, one after the other.
+    fn answer_all(&self, guests: &mut [Option<Guest>], any: &Pace) {
+        // One that has asked for nothing has the turn for an access, or has not come yet.
+        while let Some((program, at)) = any.turn.holder()
+            && let Some(guest) = &mut guests[program]
+            && let Some(asked) = guest.asked.take()
+        {
+            let pace = Arc::clone(&guest.pace);
+            if self.grant(guest, asked, at).is_err() {
+                // Its thread sees it as well.
+                guests[program] = None;
+                pace.turn.rest();
+                pace.hang_up();
+            }
+        }
+    }
+
+    /// Gives a guest that has the turn at a time of the machine what it has asked for.
+    fn grant(&self, guest: &mut Guest, asked: Asked, at_ps: u64) -> io::Result<()> {
+        let pace = Arc::clone(&guest.pace);
+        let (turn, at) = (&pace.turn, guest.last);
+        match asked {
+            // The turn is its own until it says where it is after the access.
+            Asked::Access => guest.answer(&Go { until_ns: at, vectors: self.fired(pace.node) }),
+            Asked::Sleep(until) if until > at && self.is_quiet(pace.node) => {
+                let until = until.min(at.saturating_add(LONGEST_SLEEP));
+                guest.asked = Some(Asked::Wake);
+                turn.ask_look(self.instruction, guest.to_ps(until, self.instruction)?);
+                Ok(())
+            }
+            Asked::Wake => {
+                // It gets what has happened when it is there.
+                let woken = at_ps.saturating_sub(guest.base) / self.instruction;
+                turn.leave(at_ps);
+                guest.answer(&Go { until_ns: woken.max(at + 1), vectors: Vec::new() })
+            }
+            Asked::Begin | Asked::Go | Asked::Sleep(_) => {
+                if matches!(asked, Asked::Begin) {
+                    guest.base = at_ps;
+                }
+                let horizon = turn.horizon(self.quantum).saturating_sub(guest.base);
+                let longest = at.saturating_add(LONGEST_STEP);
+                let until_ns = (horizon / self.instruction).min(longest).max(at + 1);
+                turn.leave(guest.to_ps(at + 1, self.instruction)?);
+                guest.answer(&Go { until_ns, vectors: self.fired(pace.node) })
+            }
+        }
+    }
+
+    /// True if there are no interrupts for a node's guest.
+    fn is_quiet(&self, node: NodeId) -> bool {
+        lock(&self.pending[node.index()]).is_empty()
     }
 
     /// Interrupts of a node that its guest has not got.
@@ -195,13 +332,4 @@ impl Paces {
         let few = pending.len().min(MOST_VECTORS);
         pending.drain(..few).collect()
     }
-}
-
-fn answer(plugin: &mut UnixStream, go: &Go) -> io::Result<()> {
-    let mut answer = Vec::with_capacity(16 + 4 * go.vectors.len());
-    answer.extend(go.until_ns.to_le_bytes());
-    answer.extend((go.vectors.len() as u32).to_le_bytes());
-    answer.extend(0u32.to_le_bytes());
-    answer.extend(go.vectors.iter().flat_map(|vector| u32::from(*vector).to_le_bytes()));
-    plugin.write_all(&answer)
 }

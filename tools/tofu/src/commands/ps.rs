@@ -46,7 +46,8 @@ pub(crate) fn run(args: &PsArgs) -> anyhow::Result<u8> {
                 Ok(machine) => json!({
                     "name": name, "pid": machine.pid, "shape": machine.shape,
                     "generation": machine.generation, "arch": machine.arch,
-                    "seconds": machine.seconds, "nodes": machine.nodes, "jobs": machine.jobs,
+                    "seconds": machine.seconds, "time": machine.time, "nodes": machine.nodes,
+                    "jobs": machine.jobs,
                     "parts": machine.shards,
                 }),
                 Err(why) => json!({ "name": name, "error": why }),
@@ -90,6 +91,9 @@ fn print(out: &mut dyn Write, name: &str, machine: &MachineInfo) -> io::Result<(
     match machine.shards.len() {
         0 => writeln!(out, "machine {name}: {shape}{generation}, up {up}, process {pid}")?,
         shards => writeln!(out, "machine {name}: {shape}{generation}, up {up}, {shards} shards")?,
+    }
+    if let Some(time) = &machine.time {
+        writeln!(out, "{}", time.summary())?;
     }
     let has_jobs = !machine.jobs.is_empty();
     let rows = machine.nodes.iter().map(|node: &NodeInfo| {

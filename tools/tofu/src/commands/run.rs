@@ -8,7 +8,7 @@ use tofu_jobs::{JobShape, JobSpec, Libs, Variable};
 use tofu_jtofu::LogicalShape;
 use tofu_spec::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
 
-use crate::options::{TimeArgs, choice};
+use crate::options::{ClockArgs, choice};
 
 /// Run a program as a job of many processes, each of which has a rank
 ///
@@ -138,7 +138,7 @@ pub(crate) struct RunArgs {
     links: Option<LinkMode>,
 
     #[command(flatten)]
-    time: TimeArgs,
+    time: ClockArgs,
 
     /// The program and its arguments; a name with a / is a file of this host, any other a program
     /// of the nodes

@@ -22,7 +22,7 @@ use tofu_supervisor::session::{Rights, Session};
 use tofu_ui::exit;
 use tofu_vfio_user::Backing;
 
-use crate::options::{SandboxArgs, ShapeArgs, TimeArgs, choice};
+use crate::options::{ClockArgs, SandboxArgs, ShapeArgs, choice};
 
 use self::modelled::How;
 
@@ -73,7 +73,7 @@ pub(crate) struct ServeArgs {
     pub(crate) any_memory: bool,
 
     #[command(flatten)]
-    pub(crate) time: TimeArgs,
+    pub(crate) time: ClockArgs,
 
     /// Name of the machine [default: tofu, tofu-2, ...]
     #[arg(long, value_name = "NAME")]
