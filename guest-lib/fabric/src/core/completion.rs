@@ -1,0 +1,79 @@
+//! Ends of operations.
+
+use super::transport::Address;
+
+/// The reason why an operation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The peer does not exist, has ended, or refuses.
+    Unreachable,
+    /// The message was this many bytes longer than the memory for it.
+    Truncated(usize),
+    /// The program has canceled it.
+    Canceled,
+    /// A look for a message found none.
+    NoMessage,
+    /// There is no room for another peer, or no memory can be registered.
+    NoRoom,
+}
+
+/// The kind of operation that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finished {
+    /// A send.
+    Send,
+    /// A receive, or a look for a message.
+    Receive,
+}
+
+/// The end of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What has ended.
+    pub finished: Finished,
+    /// True for messages with tags.
+    pub tagged: bool,
+    /// What the program has given with the operation.
+    pub context: usize,
+    /// Bytes received, or of the message that a look has found.
+    pub length: usize,
+    /// Where the message is, if one was received.
+    pub buffer: usize,
+    /// The tag of the message.
+    pub tag: u64,
+    /// Data that came with the message.
+    pub data: Option<u64>,
+    /// The sender.
+    pub source: Option<Address>,
+    /// The memory for several messages will take no more.
+    pub released: bool,
+    /// False if the program wants to know only if it fails.
+    pub wanted: bool,
+    /// The reason, if it has failed.
+    pub failure: Option<Failure>,
+}
+
+impl Completion {
+    /// The end of an operation that was successful.
+    pub(super) const fn new(finished: Finished, tagged: bool, context: usize) -> Self {
+        Self {
+            finished,
+            tagged,
+            context,
+            length: 0,
+            buffer: 0,
+            tag: 0,
+            data: None,
+            source: None,
+            released: false,
+            wanted: true,
+            failure: None,
+        }
+    }
+
+    /// The same operation, failed.
+    pub(super) const fn failed(mut self, failure: Failure) -> Self {
+        self.failure = Some(failure);
+        self
+    }
+}

@@ -1,0 +1,42 @@
+//! Messages between endpoints, without any knowledge of libfabric.
+//!
+//! An [`Endpoint`] sends over a [`Transport`]: Puts into slots of its peers, one-byte signals, and
+//! Gets. Each pair of endpoints that has something to say has a ring of [`SLOTS`] slots in each
+//! direction. The receiver gives rings away as peers introduce themselves by a signal, so there is
+//! no limit on senders below that of memory. A sender knows how many slots of its ring are free
+//! (credits), and what does not fit waits in a queue of the sender. The receiver empties slots as
+//! soon as it looks, whether or not a receive is posted: a slot never waits for the program, and
+//! credits return by signals, which need no slot. So rings neither overflow nor deadlock.
+//!
+//! Messages of up to [`EAGER`] bytes travel through slots. For longer ones the sender registers its
+//! memory and sends its address; the receiver reads it by Gets when a receive matches, and answers.
+
+mod completion;
+mod endpoint;
+mod header;
+mod inbound;
+mod matching;
+mod outbound;
+mod peers;
+mod rendezvous;
+#[cfg(test)]
+mod tests;
+mod transport;
+
+pub use completion::{Completion, Failure, Finished};
+pub use endpoint::{Endpoint, Send};
+pub use matching::{Claim, Receive};
+pub use transport::{Address, Busy, Event, Memory, Place, Signal, Transport};
+
+/// Bytes of a slot.
+pub const SLOT: usize = 8 << 10;
+/// Slots of a ring, which are the credits of a sender.
+pub const SLOTS: u16 = 8;
+/// Rings whose memory is registered at once.
+pub const RINGS_PER_CHUNK: u16 = 16;
+/// Chunks of rings, which limits the peers of an endpoint to 4,080.
+pub const CHUNKS: u16 = 255;
+/// The longest message that travels through slots.
+pub const EAGER: usize = 32 << 10;
+/// The longest Get.
+pub const PIECE: usize = 8 << 20;

@@ -1,0 +1,210 @@
+//! What waits for slots of a peer, and how it gets there.
+
+use super::SLOT;
+use super::completion::{Completion, Failure, Finished};
+use super::endpoint::{Command, Endpoint, Sending};
+use super::header::{HEADER, Header, Kind};
+use super::peers::Number;
+use super::transport::{Event, Signal, Transport};
+
+/// Bytes of a message in a slot.
+pub(super) const PART: usize = SLOT - HEADER;
+
+/// A message for slots.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) header: Header,
+    /// The message, if it travels through slots.
+    pub(super) data: Vec<u8>,
+    /// Bytes that have been sent.
+    pub(super) sent: usize,
+    /// The send that ends with it.
+    pub(super) send: Option<u64>,
+}
+
+impl<T: Transport> Endpoint<T> {
+    /// Queues something for a peer, and sends it if there is room.
+    pub(super) fn enqueue(&mut self, number: Number, outgoing: Outgoing) {
+        if let Some(peer) = self.peers.get_mut(number) {
+            peer.queue.push_back(outgoing);
+        }
+        self.flush(number);
+    }
+
+    /// Sends what waits for a peer, as far as there is room.
+    pub(super) fn flush(&mut self, number: Number) {
+        if self.try_flush(number).is_none() {
+            let Some(peer) = self.peers.get_mut(number) else { return };
+            if !std::mem::replace(&mut peer.listed, true) {
+                self.listed.push_back(number);
+            }
+        }
+    }
+
+    /// Returns `None` if the device has no room, so that it must be tried again. What waits for
+    /// the peer is tried when the peer says something.
+    fn try_flush(&mut self, number: Number) -> Option<()> {
+        self.greet(number)?;
+        loop {
+            let peer = self.peers.get_mut(number)?;
+            if peer.failed {
+                return Some(());
+            }
+            let Some(front) = peer.queue.front() else { break };
+            let Some(place) = peer.free_slot() else { break };
+            let left = front.data.len() - front.sent;
+            let length = left.min(PART);
+            let is_last = length == left;
+            let mut header = front.header;
+            header.emptied = peer.emptied();
+            header.length = length as u32;
+            if header.kind == Kind::Part {
+                header.at = front.sent as u64;
+            }
+            let send = front.send.filter(|_| is_last);
+            let token = self.commands.add(Command::Fill { peer: number, send });
+            let part = &front.data[front.sent..front.sent + length];
+            if self.transport.fill(peer.address, place, [&header.encode(), part], token).is_err() {
+                self.commands.take(token);
+                return None;
+            }
+            peer.fill();
+            if is_last {
+                peer.queue.pop_front();
+            } else if let Some(front) = peer.queue.front_mut() {
+                front.sent += length;
+            }
+        }
+        self.tell(number)
+    }
+
+    /// Gives a peer its ring, once.
+    fn greet(&mut self, number: Number) -> Option<()> {
+        let peer = self.peers.get_mut(number)?;
+        if peer.greeted || peer.failed {
+            return Some(());
+        }
+        let address = peer.address;
+        if self.transport.provide(number / super::RINGS_PER_CHUNK).is_err() {
+            self.fail(number, Failure::NoRoom);
+            return Some(());
+        }
+        self.transport.signal(address, Signal::Hello(number)).ok()?;
+        self.peers.get_mut(number)?.greeted = true;
+        Some(())
+    }
+
+    /// Tells a peer how many slots were emptied, if it is time to.
+    fn tell(&mut self, number: Number) -> Option<()> {
+        let peer = self.peers.get_mut(number)?;
+        if let Some(emptied) = peer.to_tell().filter(|_| !peer.failed) {
+            self.transport.signal(peer.address, Signal::Credit(emptied)).ok()?;
+            peer.tell();
+        }
+        Some(())
+    }
+
+    /// Handles the end of a command.
+    pub(super) fn ended(&mut self, token: u32, good: bool) {
+        match self.commands.take(token) {
+            Some(Command::Fill { peer, send }) if good => {
+                if let Some(send) = send
+                    && self.sends.get(&send).is_none_or(|sending| sending.stadd.is_none())
+                {
+                    self.finish_send(send, None);
+                }
+                self.flush(peer);
+            }
+            Some(Command::Fill { peer, send }) => {
+                if let Some(send) = send {
+                    self.finish_send(send, Some(Failure::Unreachable));
+                }
+                self.fail(peer, Failure::Unreachable);
+            }
+            Some(Command::Get { fetch }) => self.fetched(fetch, good),
+            None => {}
+        }
+    }
+
+    /// Ends a send.
+    pub(super) fn finish_send(&mut self, send: u64, failure: Option<Failure>) {
+        let Some(sending) = self.sends.remove(&send) else { return };
+        let Sending { context, tagged, wanted, stadd, .. } = sending;
+        if let Some(stadd) = stadd {
+            self.transport.release(stadd);
+        }
+        let Some(context) = context else { return };
+        let completion = Completion::new(Finished::Send, tagged, context);
+        self.completions.push_back(Completion { wanted, failure, ..completion });
+    }
+
+    /// Ends all that this peer has to do with.
+    pub(super) fn fail(&mut self, number: Number, failure: Failure) {
+        let Some(peer) = self.peers.get_mut(number) else { return };
+        if std::mem::replace(&mut peer.failed, true) {
+            return;
+        }
+        let address = peer.address;
+        peer.queue.clear();
+        let current = peer.current.take();
+        let mut sends: Vec<u64> =
+            self.sends.iter().filter(|(_, s)| s.peer == number).map(|(id, _)| *id).collect();
+        sends.sort_unstable();
+        for send in sends {
+            self.finish_send(send, Some(failure));
+        }
+        if let Some(message) = current {
+            self.abandon(message, failure);
+        }
+        while let Some(receive) = self.matching.take_directed(address) {
+            let completion = Completion::new(Finished::Receive, receive.tagged, receive.context);
+            let completion = Completion { source: Some(address), ..completion };
+            self.completions.push_back(completion.failed(failure));
+        }
+    }
+
+    /// Handles an event.
+    pub(super) fn handle(&mut self, event: Event) {
+        match event {
+            Event::Signal(from, Signal::Hello(ring)) => self.hello(from, ring),
+            Event::Signal(from, Signal::Credit(emptied)) => {
+                let Some(number) = self.peers.find(from) else { return };
+                if let Some(peer) = self.peers.get_mut(number) {
+                    peer.free(emptied);
+                }
+                self.flush(number);
+            }
+            Event::Signal(from, Signal::Full) => {
+                if let Some(number) = self.peers.find(from) {
+                    self.fail(number, Failure::NoRoom);
+                }
+            }
+            Event::Filled(place) => self.filled(place),
+            Event::Ended(token, good) => self.ended(token, good),
+            Event::Lost(peer) => {
+                if let Some(number) = self.peers.find(peer) {
+                    self.fail(number, Failure::Unreachable);
+                }
+            }
+        }
+    }
+
+    fn hello(&mut self, from: super::Address, ring: u16) {
+        let number = match self.peers.find(from) {
+            Some(number) => number,
+            None => match self.peers.add(from) {
+                Ok(number) => number,
+                Err(_) => {
+                    self.turned_away.push_back(from);
+                    return;
+                }
+            },
+        };
+        if let Some(peer) = self.peers.get_mut(number)
+            && peer.ring.is_none()
+        {
+            peer.ring = Some(ring);
+        }
+        self.flush(number);
+    }
+}

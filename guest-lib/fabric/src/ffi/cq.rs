@@ -1,0 +1,227 @@
+//! Completion queues.
+
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use super::abi::{self, CqAttr, CqEntry, CqErrEntry, Fid, Ops, OpsCq, class};
+use super::domain::is_without_descriptor;
+use super::endpoint::Shared;
+use super::{give, guard, lock, of, take};
+
+/// A completion.
+#[derive(Clone, Copy)]
+pub(super) struct Item {
+    pub(super) entry: CqEntry,
+    pub(super) source: u64,
+    /// The error number, if it failed, and the bytes that did not fit.
+    pub(super) error: Option<(c_int, usize)>,
+}
+
+/// Completions, and the endpoints that they are of.
+#[derive(Default)]
+pub(super) struct Queue {
+    items: Mutex<VecDeque<Item>>,
+    endpoints: Mutex<Vec<Weak<Shared>>>,
+    signaled: AtomicBool,
+}
+
+impl Queue {
+    pub(super) fn push(&self, item: Item) {
+        lock(&self.items).push_back(item);
+    }
+
+    pub(super) fn bind(&self, endpoint: &Arc<Shared>) {
+        lock(&self.endpoints).push(Arc::downgrade(endpoint));
+    }
+
+    /// Makes progress if nothing is there.
+    fn progress(&self) {
+        if !lock(&self.items).is_empty() {
+            return;
+        }
+        let endpoints: Vec<_> = lock(&self.endpoints).iter().filter_map(Weak::upgrade).collect();
+        endpoints.iter().for_each(|endpoint| endpoint.progress());
+    }
+
+    /// Takes completions up to the first error, and gives each to `to`.
+    fn take(&self, count: usize, mut to: impl FnMut(usize, &Item)) -> isize {
+        self.progress();
+        let mut items = lock(&self.items);
+        let mut taken = 0;
+        while taken < count
+            && let Some(item) = items.pop_front_if(|item| item.error.is_none())
+        {
+            to(taken, &item);
+            taken += 1;
+        }
+        match taken {
+            0 if !items.is_empty() => abi::ERROR_THERE,
+            0 => abi::AGAIN,
+            taken => taken as isize,
+        }
+    }
+}
+
+#[repr(C)]
+pub(super) struct Cq {
+    fid: Fid,
+    ops: *const OpsCq,
+    pub(super) queue: Arc<Queue>,
+    /// Bytes of an entry of the format.
+    size: usize,
+}
+
+static CQ: Ops = Ops::closing(close);
+static CQ_OPS: OpsCq =
+    OpsCq { size: size_of::<OpsCq>(), read, readfrom, readerr, sread, sreadfrom, signal, strerror };
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    guard(abi::OTHER, || {
+        // SAFETY: the table is for completion queues.
+        drop(unsafe { take::<Cq>(fid) });
+        0
+    })
+}
+
+pub(super) unsafe extern "C" fn open(
+    _domain: *mut Fid,
+    attr: *mut CqAttr,
+    cq: *mut *mut Fid,
+    context: *mut c_void,
+) -> c_int {
+    guard(abi::OTHER, || {
+        // SAFETY: guaranteed by the caller.
+        let attr = unsafe { attr.as_ref() };
+        if !is_without_descriptor(attr) {
+            return abi::NO_FUNCTION;
+        }
+        let words = match attr.map_or(0, |attr| attr.format) {
+            0 | 1 => 1,
+            2 => 3,
+            3 => 5,
+            4 => 6,
+            _ => return abi::INVALID,
+        };
+        let fid = Fid { class: class::CQ, context, ops: &CQ };
+        let size = words * size_of::<usize>();
+        // SAFETY: guaranteed by the caller.
+        unsafe { give(Cq { fid, ops: &CQ_OPS, queue: Arc::default(), size }, cq) }
+    })
+}
+
+/// Reads completions.
+///
+/// # Safety
+///
+/// `to` has room for `count` entries of the queue's format, and `sources`, unless null, for as many
+/// addresses.
+unsafe fn read_into(cq: &Cq, to: *mut u8, count: usize, sources: *mut u64) -> isize {
+    cq.queue.take(count, |at, item| {
+        let entry = (&raw const item.entry).cast::<u8>();
+        // SAFETY: guaranteed by the caller; each format is the beginning of the longest.
+        unsafe {
+            entry.copy_to_nonoverlapping(to.add(at * cq.size), cq.size);
+            if !sources.is_null() {
+                sources.add(at).write(item.source);
+            }
+        }
+    })
+}
+
+unsafe extern "C" fn read(cq: *mut Fid, to: *mut u8, count: usize) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe { readfrom(cq, to, count, std::ptr::null_mut()) }
+}
+
+unsafe extern "C" fn readfrom(cq: *mut Fid, to: *mut u8, count: usize, sources: *mut u64) -> isize {
+    // SAFETY: guaranteed by the caller.
+    guard(abi::OTHER as isize, || unsafe { read_into(of::<Cq>(cq), to, count, sources) })
+}
+
+unsafe extern "C" fn readerr(cq: *mut Fid, to: *mut CqErrEntry, _flags: u64) -> isize {
+    guard(abi::OTHER as isize, || {
+        // SAFETY: guaranteed by the caller.
+        let queue = &unsafe { of::<Cq>(cq) }.queue;
+        queue.progress();
+        let Some(item) = lock(&queue.items).pop_front_if(|item| item.error.is_some()) else {
+            return abi::AGAIN;
+        };
+        let (err, olen) = item.error.unwrap_or((0, 0));
+        // SAFETY: the caller has room for an entry. Its buffer for data stays as it is.
+        unsafe {
+            (&raw mut (*to).entry).write(item.entry);
+            (&raw mut (*to).olen).write(olen);
+            (&raw mut (*to).err).write(err);
+            (&raw mut (*to).prov_errno).write(err);
+            (&raw mut (*to).err_data_size).write(0);
+        }
+        1
+    })
+}
+
+unsafe extern "C" fn sread(
+    cq: *mut Fid,
+    to: *mut u8,
+    count: usize,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe { sreadfrom(cq, to, count, std::ptr::null_mut(), cond, timeout) }
+}
+
+unsafe extern "C" fn sreadfrom(
+    cq: *mut Fid,
+    to: *mut u8,
+    count: usize,
+    sources: *mut u64,
+    _cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    guard(abi::OTHER as isize, || {
+        let start = Instant::now();
+        let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+        // SAFETY: guaranteed by the caller.
+        let cq = unsafe { of::<Cq>(cq) };
+        loop {
+            // Polls that find nothing for long rest by themselves.
+            // SAFETY: guaranteed by the caller.
+            let read = unsafe { read_into(cq, to, count, sources) };
+            let is_late = timeout.is_some_and(|timeout| start.elapsed() >= timeout);
+            if read != abi::AGAIN || is_late || cq.queue.signaled.swap(false, SeqCst) {
+                return read;
+            }
+        }
+    })
+}
+
+unsafe extern "C" fn signal(cq: *mut Fid) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    unsafe { of::<Cq>(cq) }.queue.signaled.store(true, SeqCst);
+    0
+}
+
+unsafe extern "C" fn strerror(
+    _cq: *mut Fid,
+    error: c_int,
+    _data: *const c_void,
+    to: *mut c_char,
+    size: usize,
+) -> *const c_char {
+    let text = match error {
+        abi::ETRUNC => c"the message is longer than the memory for it",
+        abi::EHOSTUNREACH => c"the peer has ended or cannot be reached",
+        abi::ECANCELED => c"it was canceled",
+        abi::ENOMSG => c"there is no such message",
+        abi::ENOMEM => c"no room for another peer, or no memory can be registered",
+        _ => c"unknown error",
+    };
+    if !to.is_null() && size > 0 {
+        // SAFETY: the caller's buffer has this size.
+        unsafe { libc::snprintf(to, size, c"%s".as_ptr(), text.as_ptr()) };
+    }
+    text.as_ptr()
+}

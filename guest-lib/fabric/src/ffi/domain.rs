@@ -1,0 +1,166 @@
+//! Fabrics, domains, and event queues, which have no events.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use super::abi::{
+    self, CqAttr, FabricAttr, Fid, Info, NoOps, Ops, OpsDomain, OpsFabric, absent, class,
+};
+use super::{av, counter, cq, endpoint, give, guard, take};
+
+#[repr(C)]
+struct Fabric {
+    fid: Fid,
+    ops: *const OpsFabric,
+    api_version: u32,
+}
+
+#[repr(C)]
+struct Domain {
+    fid: Fid,
+    ops: *const OpsDomain,
+    memory: *const NoOps<3>,
+}
+
+#[repr(C)]
+struct EventQueue {
+    fid: Fid,
+    ops: *const EventOps,
+}
+
+/// `fi_ops_eq`, of which the first two say that nothing is there.
+#[repr(C)]
+struct EventOps {
+    size: usize,
+    read: abi::Absent,
+    readerr: abi::Absent,
+    write: abi::Absent,
+    sread: abi::Absent,
+    strerror: abi::Absent,
+}
+
+unsafe extern "C" fn nothing() -> isize {
+    abi::AGAIN
+}
+
+static FABRIC: Ops = Ops::closing(close::<Fabric>);
+static DOMAIN: Ops = Ops { bind: accept_bind, ..Ops::closing(close::<Domain>) };
+static EVENT_QUEUE: Ops = Ops::closing(close::<EventQueue>);
+static FABRIC_OPS: OpsFabric = OpsFabric {
+    size: size_of::<OpsFabric>(),
+    domain,
+    passive_ep: absent,
+    eq_open,
+    wait_open: absent,
+    trywait,
+    domain2,
+};
+static DOMAIN_OPS: OpsDomain = OpsDomain {
+    size: size_of::<OpsDomain>(),
+    av_open: av::open,
+    cq_open: cq::open,
+    endpoint: endpoint::open,
+    scalable_ep: absent,
+    cntr_open: counter::open,
+    poll_open: absent,
+    stx_ctx: absent,
+    srx_ctx: absent,
+    query_atomic: absent,
+    query_collective: absent,
+    endpoint2,
+};
+static NO_MEMORY: NoOps<3> = NoOps::new();
+static EVENT_OPS: EventOps = EventOps {
+    size: size_of::<EventOps>(),
+    read: nothing,
+    readerr: nothing,
+    write: absent,
+    sread: nothing,
+    strerror: absent,
+};
+
+unsafe extern "C" fn close<T>(fid: *mut Fid) -> c_int {
+    guard(abi::OTHER, || {
+        // SAFETY: each table is for one type of object.
+        drop(unsafe { take::<T>(fid) });
+        0
+    })
+}
+
+/// A domain may be bound to an event queue, which stays empty.
+unsafe extern "C" fn accept_bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
+    0
+}
+
+/// `fi_fabric`.
+pub(super) unsafe extern "C" fn fabric(
+    attr: *mut FabricAttr,
+    fabric: *mut *mut Fid,
+    context: *mut c_void,
+) -> c_int {
+    guard(abi::OTHER, || {
+        // SAFETY: guaranteed by the caller.
+        let api_version = unsafe { attr.as_ref() }.map_or(0, |attr| attr.api_version);
+        let fid = Fid { class: class::FABRIC, context, ops: &FABRIC };
+        // SAFETY: guaranteed by the caller.
+        unsafe { give(Fabric { fid, ops: &FABRIC_OPS, api_version }, fabric) }
+    })
+}
+
+unsafe extern "C" fn domain(
+    _fabric: *mut Fid,
+    _info: *mut Info,
+    domain: *mut *mut Fid,
+    context: *mut c_void,
+) -> c_int {
+    guard(abi::OTHER, || {
+        let fid = Fid { class: class::DOMAIN, context, ops: &DOMAIN };
+        // SAFETY: guaranteed by the caller.
+        unsafe { give(Domain { fid, ops: &DOMAIN_OPS, memory: &NO_MEMORY }, domain) }
+    })
+}
+
+unsafe extern "C" fn domain2(
+    fabric: *mut Fid,
+    info: *mut Info,
+    domain: *mut *mut Fid,
+    _flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    unsafe { self::domain(fabric, info, domain, context) }
+}
+
+unsafe extern "C" fn endpoint2(
+    domain: *mut Fid,
+    info: *mut Info,
+    endpoint: *mut *mut Fid,
+    _flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    unsafe { endpoint::open(domain, info, endpoint, context) }
+}
+
+unsafe extern "C" fn eq_open(
+    _fabric: *mut Fid,
+    _attr: *mut c_void,
+    queue: *mut *mut Fid,
+    context: *mut c_void,
+) -> c_int {
+    guard(abi::OTHER, || {
+        let fid = Fid { class: class::EQ, context, ops: &EVENT_QUEUE };
+        // SAFETY: guaranteed by the caller.
+        unsafe { give(EventQueue { fid, ops: &EVENT_OPS }, queue) }
+    })
+}
+
+/// Descriptors to wait by are not offered, so nothing keeps a program from waiting.
+unsafe extern "C" fn trywait(_: *mut Fid, _: *mut *mut Fid, _: c_int) -> c_int {
+    0
+}
+
+/// Returns whether a queue of these attributes can be had: one to wait by a descriptor cannot.
+pub(super) fn is_without_descriptor(attr: Option<&CqAttr>) -> bool {
+    attr.is_none_or(|attr| attr.wait_obj <= 1 && ptr::eq(attr.wait_set, ptr::null()))
+}

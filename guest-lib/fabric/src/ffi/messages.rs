@@ -1,0 +1,469 @@
+//! Sends and receives, with and without tags.
+
+use std::ffi::c_void;
+
+use super::abi::{self, Fid, IoVec, Msg, MsgTagged, OpsMsg, OpsTagged};
+use super::endpoint::{Endpoint, Shared};
+use super::info::PIECES;
+use super::{guard, of};
+use crate::core::{Address, Claim, Memory as _, Receive, Send};
+use crate::memory::ProgramMemory;
+
+type Desc = *mut c_void;
+
+pub(super) static MSG_OPS: OpsMsg = OpsMsg {
+    size: size_of::<OpsMsg>(),
+    recv,
+    recvv,
+    recvmsg,
+    send,
+    sendv,
+    sendmsg,
+    inject,
+    senddata,
+    injectdata,
+};
+pub(super) static TAGGED_OPS: OpsTagged = OpsTagged {
+    size: size_of::<OpsTagged>(),
+    recv: trecv,
+    recvv: trecvv,
+    recvmsg: trecvmsg,
+    send: tsend,
+    sendv: tsendv,
+    sendmsg: tsendmsg,
+    inject: tinject,
+    senddata: tsenddata,
+    injectdata: tinjectdata,
+};
+
+/// The tag of a send, or the tag of a receive and the bits of it that may differ.
+type Tag = Option<(u64, u64)>;
+
+/// An operation as the program describes it.
+struct Operation {
+    memory: ProgramMemory,
+    address: u64,
+    tag: Tag,
+    data: u64,
+    context: usize,
+    flags: u64,
+}
+
+/// Memory that is one piece.
+///
+/// # Safety
+///
+/// As for [`ProgramMemory::new`].
+unsafe fn one(at: usize, length: usize) -> ProgramMemory {
+    // SAFETY: guaranteed by the caller.
+    unsafe { ProgramMemory::new(std::iter::once((at, length))) }
+}
+
+/// Memory that is several pieces, or `None` if they are too many.
+///
+/// # Safety
+///
+/// As for [`ProgramMemory::new`]; `iov` has `count` pieces.
+unsafe fn several(iov: *const IoVec, count: usize) -> Option<ProgramMemory> {
+    if count > PIECES || (iov.is_null() && count > 0) {
+        return None;
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        Some(ProgramMemory::new((0..count).map(|at| {
+            let piece = iov.add(at).read();
+            (piece.base, piece.length)
+        })))
+    }
+}
+
+/// Runs an operation.
+///
+/// # Safety
+///
+/// The pointer is that of an endpoint.
+unsafe fn run(endpoint: *mut Fid, operation: impl FnOnce(&Shared) -> isize) -> isize {
+    guard(abi::OTHER as isize, || {
+        // SAFETY: guaranteed by the caller.
+        operation(unsafe { &of::<Endpoint>(endpoint).shared })
+    })
+}
+
+/// Sends.
+fn start_send(shared: &Shared, operation: Operation) -> isize {
+    let Operation { memory, address, tag, data, context, flags } = operation;
+    let Some(to) = shared.address(address) else { return abi::INVALID as isize };
+    let wanted = shared.wants_send(flags);
+    let data = (flags & abi::REMOTE_CQ_DATA != 0).then_some(data);
+    // Such a message is copied at once.
+    let copied = flags & abi::INJECT != 0 && memory.len() <= super::info::MOST_INJECTED;
+    let context = (!copied || wanted).then_some(context);
+    let (tagged, tag) = (tag.is_some(), tag.map_or(0, |tag| tag.0));
+    let send = Send { to, memory, tagged, tag, data, context, wanted };
+    // Not every program makes progress before it tries again.
+    let sent = shared.with(|core| core.send(send).inspect_err(|_| core.progress()));
+    sent.map_or(abi::AGAIN, |()| 0)
+}
+
+/// Sends a message whose memory is the program's again at once, and whose end is not reported.
+fn start_inject(shared: &Shared, operation: Operation) -> isize {
+    let Operation { memory, address, tag, data, flags, .. } = operation;
+    if memory.len() > super::info::MOST_INJECTED {
+        return abi::INVALID as isize;
+    }
+    let Some(to) = shared.address(address) else { return abi::INVALID as isize };
+    let data = (flags & abi::REMOTE_CQ_DATA != 0).then_some(data);
+    let (tagged, tag) = (tag.is_some(), tag.map_or(0, |tag| tag.0));
+    let send = Send { to, memory, tagged, tag, data, context: None, wanted: false };
+    let sent = shared.with(|core| core.send(send).inspect_err(|_| core.progress()));
+    sent.map_or(abi::AGAIN, |()| 0)
+}
+
+/// Receives, or looks for a message.
+fn start_receive(shared: &Shared, operation: Operation) -> isize {
+    let Operation { memory, address, tag, context, flags, .. } = operation;
+    let source = match address {
+        abi::ADDR_UNSPEC => None,
+        number => match shared.address(number) {
+            Some(source) => Some(source),
+            None => return abi::INVALID as isize,
+        },
+    };
+    let tagged = tag.is_some();
+    let (tag, ignore) = tag.unwrap_or((0, u64::MAX));
+    let wanted = shared.wants_receive(flags);
+    if flags & abi::PEEK != 0 {
+        return look(shared, (tagged, source), [tag, ignore], context, flags);
+    }
+    let several = (flags & abi::MULTI_RECV != 0 && !tagged).then(|| shared.least_room());
+    let receive = Receive { context, memory, source, tagged, tag, ignore, several, wanted };
+    if flags & abi::CLAIM == 0 || !tagged {
+        shared.with(|core| core.receive(receive));
+        return 0;
+    }
+    let found = shared.with(|core| match flags & abi::DISCARD {
+        0 => core.receive_claimed(receive),
+        _ => core.discard_claimed(context),
+    });
+    if found { 0 } else { abi::INVALID as isize }
+}
+
+/// Looks for a message.
+fn look(
+    shared: &Shared,
+    (tagged, source): (bool, Option<Address>),
+    tag: [u64; 2],
+    context: usize,
+    flags: u64,
+) -> isize {
+    let claim = if flags & abi::DISCARD != 0 {
+        Claim::Discard
+    } else if flags & abi::CLAIM != 0 {
+        Claim::Take
+    } else {
+        Claim::Leave
+    };
+    shared.with(|core| {
+        core.look(tagged, source, tag, context, claim);
+    });
+    0
+}
+
+unsafe extern "C" fn recv(
+    ep: *mut Fid,
+    buf: usize,
+    len: usize,
+    _: Desc,
+    address: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, flags) = (one(buf, len), shared.receive_flags);
+            start_receive(shared, Operation { memory, address, tag: None, data: 0, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn recvv(
+    ep: *mut Fid,
+    iov: *const IoVec,
+    _: *mut Desc,
+    count: usize,
+    address: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
+            let flags = shared.receive_flags;
+            start_receive(shared, Operation { memory, address, tag: None, data: 0, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn recvmsg(ep: *mut Fid, msg: *const Msg, flags: u64) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let &Msg { iov, count, addr: address, context, .. } = &*msg;
+            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
+            start_receive(shared, Operation { memory, address, tag: None, data: 0, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn send(
+    ep: *mut Fid,
+    buf: usize,
+    len: usize,
+    _: Desc,
+    address: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, flags) = (one(buf, len), shared.send_flags & !abi::INJECT);
+            start_send(shared, Operation { memory, address, tag: None, data: 0, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn sendv(
+    ep: *mut Fid,
+    iov: *const IoVec,
+    _: *mut Desc,
+    count: usize,
+    address: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
+            let flags = shared.send_flags & !abi::INJECT;
+            start_send(shared, Operation { memory, address, tag: None, data: 0, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn sendmsg(ep: *mut Fid, msg: *const Msg, flags: u64) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let &Msg { iov, count, addr: address, context, data, .. } = &*msg;
+            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
+            start_send(shared, Operation { memory, address, tag: None, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn inject(ep: *mut Fid, buf: usize, len: usize, address: u64) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, tag) = (one(buf, len), None);
+            let (data, context, flags) = (0, 0, 0);
+            start_inject(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn senddata(
+    ep: *mut Fid,
+    buf: usize,
+    len: usize,
+    _: Desc,
+    data: u64,
+    address: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, tag) = (one(buf, len), None);
+            let flags = shared.send_flags & !abi::INJECT | abi::REMOTE_CQ_DATA;
+            start_send(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut Fid,
+    buf: usize,
+    len: usize,
+    data: u64,
+    address: u64,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, tag, context) = (one(buf, len), None, 0);
+            let flags = abi::REMOTE_CQ_DATA;
+            start_inject(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn trecv(
+    ep: *mut Fid,
+    buf: usize,
+    len: usize,
+    _: Desc,
+    address: u64,
+    tag: u64,
+    ignore: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, tag) = (one(buf, len), Some((tag, ignore)));
+            let (data, flags) = (0, shared.receive_flags);
+            start_receive(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn trecvv(
+    ep: *mut Fid,
+    iov: *const IoVec,
+    _: *mut Desc,
+    count: usize,
+    address: u64,
+    tag: u64,
+    ignore: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
+            let (tag, data, flags) = (Some((tag, ignore)), 0, shared.receive_flags);
+            start_receive(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn trecvmsg(ep: *mut Fid, msg: *const MsgTagged, flags: u64) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let &MsgTagged { iov, count, addr: address, tag, ignore, context, .. } = &*msg;
+            // A look has no memory.
+            let count = if flags & abi::PEEK != 0 { 0 } else { count };
+            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
+            let (tag, data) = (Some((tag, ignore)), 0);
+            start_receive(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn tsend(
+    ep: *mut Fid,
+    buf: usize,
+    len: usize,
+    _: Desc,
+    address: u64,
+    tag: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, tag, data) = (one(buf, len), Some((tag, 0)), 0);
+            let flags = shared.send_flags & !abi::INJECT;
+            start_send(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn tsendv(
+    ep: *mut Fid,
+    iov: *const IoVec,
+    _: *mut Desc,
+    count: usize,
+    address: u64,
+    tag: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
+            let (tag, data) = (Some((tag, 0)), 0);
+            let flags = shared.send_flags & !abi::INJECT;
+            start_send(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn tsendmsg(ep: *mut Fid, msg: *const MsgTagged, flags: u64) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let &MsgTagged { iov, count, addr: address, tag, context, data, .. } = &*msg;
+            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
+            let tag = Some((tag, 0));
+            start_send(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn tinject(
+    ep: *mut Fid,
+    buf: usize,
+    len: usize,
+    address: u64,
+    tag: u64,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, tag) = (one(buf, len), Some((tag, 0)));
+            let (data, context, flags) = (0, 0, 0);
+            start_inject(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn tsenddata(
+    ep: *mut Fid,
+    buf: usize,
+    len: usize,
+    _: Desc,
+    data: u64,
+    address: u64,
+    tag: u64,
+    context: usize,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, tag) = (one(buf, len), Some((tag, 0)));
+            let flags = shared.send_flags & !abi::INJECT | abi::REMOTE_CQ_DATA;
+            start_send(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
+
+unsafe extern "C" fn tinjectdata(
+    ep: *mut Fid,
+    buf: usize,
+    len: usize,
+    data: u64,
+    address: u64,
+    tag: u64,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| {
+            let (memory, tag, context) = (one(buf, len), Some((tag, 0)), 0);
+            let flags = abi::REMOTE_CQ_DATA;
+            start_inject(shared, Operation { memory, address, tag, data, context, flags })
+        })
+    }
+}
