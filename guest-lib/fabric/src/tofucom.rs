@@ -155,7 +155,7 @@ pub(crate) struct Tofucom {
     free: Vec<usize>,
     /// Tokens of Gets, by the data of their notices.
     gets: Vec<Option<u32>>,
-    /// What was refused at once, and is reported like other failures.
+    /// Events for commands that were refused at once.
     refused: VecDeque<Event>,
 }
 
@@ -207,12 +207,12 @@ impl Tofucom {
     fn expose(&self, memory: &Pages, stag: c_uint) -> Option<()> {
         let (at, size) = (memory.address().cast(), memory.size());
         let mut stadd = 0;
-        // SAFETY: the memory stays as long as the queue; nobody has references to it.
+        // SAFETY: the memory stays as long as the queue; and there are no references to it.
         let code = unsafe { (self.api.reg_mem_with_stag)(self.vcq, at, size, stag, 0, &mut stadd) };
         (code == SUCCESS).then_some(())
     }
 
-    /// Where memory of a peer is that it has registered under a reserved tag.
+    /// Returns the address of memory that a peer has registered under a reserved tag.
     fn stadd_of(&self, peer: Address, stag: c_uint) -> Option<u64> {
         let mut stadd = 0;
         // SAFETY: the pointer is good.
@@ -405,7 +405,7 @@ impl Transport for Tofucom {
 
 impl Drop for Tofucom {
     fn drop(&mut self) {
-        // After this nobody can write the memory, which goes next.
+        // After this no peer can write the memory, which goes next.
         // SAFETY: the queue exists, and is not used again.
         unsafe { (self.api.free_vcq)(self.vcq) };
     }

@@ -2,7 +2,7 @@
 //! others, which later jobs can reuse.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -342,7 +342,7 @@ fn closure(
     let native = loader == Path::new(LOADER);
     let also = ours.iter().map(PathBuf::as_path).filter(|_| native);
     for path in [program].into_iter().chain(also) {
-        let found = list(loader, path, ours)?;
+        let found = list(loader, path, &search(ours))?;
         if let Some(missing) = found.missing {
             if wanted == Libs::Host {
                 bail!("cannot run {}: {missing} is not on this host", program.display());
@@ -360,20 +360,26 @@ fn closure(
     Ok(Some(Closure { loader: name, files }))
 }
 
+/// The libraries that a loader has found.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Found {
-    files: BTreeMap<String, PathBuf>,
+pub(crate) struct Found {
+    pub(crate) files: BTreeMap<String, PathBuf>,
     missing: Option<String>,
 }
 
-/// Asks a loader which libraries it would load for a file, without running the file.
-fn list(loader: &Path, path: &Path, ours: &[PathBuf]) -> anyhow::Result<Found> {
+/// Returns the path on which programs search for libraries, with ours first.
+fn search(ours: &[PathBuf]) -> OsString {
     let mut search: OsString =
         ours.first().and_then(|library| library.parent()).unwrap_or(Path::new("")).into();
     if let Some(theirs) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) {
         search.push(":");
         search.push(theirs);
     }
+    search
+}
+
+/// Asks a loader which libraries it would load for a file, without running the file.
+pub(crate) fn list(loader: &Path, path: &Path, search: &OsStr) -> anyhow::Result<Found> {
     let mut command = Command::new(loader);
     command.arg("--list").arg(path).env("LD_LIBRARY_PATH", search).env_remove("LD_PRELOAD");
     let output = command.output().with_context(|| format!("cannot run {}", loader.display()))?;

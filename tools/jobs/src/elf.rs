@@ -75,6 +75,11 @@ fn mpi_library(needed: &[String]) -> Option<&String> {
     needed.iter().find(|name| name.starts_with("libmpi"))
 }
 
+/// Returns whether a library of this name is mpich's, or one with the same ABI.
+pub(crate) fn is_mpich(name: &str) -> bool {
+    MPICH.iter().any(|mpich| name.starts_with(mpich))
+}
+
 /// Says why an MPI program needs `--mpi`. Returns `None` for other programs.
 pub(crate) fn without_mpi(name: &str, bytes: &[u8]) -> Option<String> {
     let needed = needed(bytes).unwrap_or_default();
@@ -91,7 +96,7 @@ pub(crate) fn about_mpi(name: &str, bytes: &[u8], mpi: bool) -> Option<String> {
     }
     let needed = needed(bytes).unwrap_or_default();
     let library = mpi_library(&needed)?;
-    let is_mpich = needed.iter().any(|name| MPICH.iter().any(|mpich| name.starts_with(mpich)));
+    let is_mpich = needed.iter().any(|name| is_mpich(name));
     (!is_mpich).then(|| {
         format!(
             "{name} is linked with {library}, which is not mpich's: if it does not speak PMI-1, \

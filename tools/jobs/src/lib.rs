@@ -15,6 +15,7 @@ mod lease;
 pub mod libraries;
 mod local;
 mod machine;
+mod mpi;
 mod nodes;
 mod place;
 mod spec;

@@ -56,6 +56,15 @@ pub fn find_local() -> anyhow::Result<Vec<PathBuf>> {
     find_all(&[LOCAL])
 }
 
+/// Finds, in the same places, the provider for libfabric, by one of its names.
+///
+/// # Errors
+///
+/// If it does not exist.
+pub(crate) fn find_provider(name: &str) -> anyhow::Result<PathBuf> {
+    Ok(find_all(&[name])?.remove(0))
+}
+
 fn find_all(names: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     let own = std::env::current_exe().context("cannot tell where this program is")?;
     let folders = match std::env::var_os(FOLDER).filter(|value| !value.is_empty()) {
@@ -70,7 +79,7 @@ fn find_all(names: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     found.with_context(|| {
         format!(
             "{} not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c -p tofu-tnw-c \
-             -p tofu-local` makes all libraries, {FOLDER} names another folder",
+             -p tofu-local -p tofu-fi` makes all libraries, {FOLDER} names another folder",
             match names {
                 [name] => format!("{name} is"),
                 names => format!("{} are", names.join(", ")),

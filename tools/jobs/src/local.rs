@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::hash::BuildHasher;
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read};
@@ -30,6 +30,7 @@ use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, setrlimit,
 };
+use serde_json::json;
 use signal_hook::consts::{SIGKILL, SIGTERM};
 use tofu_abi::Coords;
 use tofu_agent::pmi;
@@ -56,6 +57,7 @@ use tofu_vfio_user::Backing;
 
 use crate::fetch_outputs::Destination;
 use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank, Teller};
+use crate::mpi::Way;
 use crate::place::{Placement, Wanted, lay};
 use crate::spec::JobSpec;
 use crate::{elf, libraries};
@@ -86,10 +88,8 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     {
         bail!("cannot run {}: it is for {arch}, and this host is {host}", spec.program[0]);
     }
-    let about_mpi = file.and_then(|file| elf::about_mpi(&spec.program[0], &file, spec.mpi));
-    if let Some(about) = about_mpi.filter(|_| ranks > 1) {
-        job::warn(spec.json, &about)?;
-    }
+    let libraries = library_path()?;
+    let way = about_mpi(spec, &program.path, file.as_deref(), &libraries, ranks)?;
     // Ctrl-C is handled from here on.
     let control = Control::new(spec.grace.0)?;
     allow_descriptors(ranks);
@@ -105,7 +105,6 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     if map.len() > MOST_IN_VARIABLE {
         bail!("-n {ranks}: the map of so many ranks is too long for a variable");
     }
-    let libraries = library_path()?;
     let labels = Label::of_ranks(ranks, |rank| format!("at {}", placement.node(rank)));
     let code = job::run(&control, Options::new(spec), labels, &mut |rank| {
         let (socket, locks) = host.serve(rank, &placement)?;
@@ -123,6 +122,7 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         command.env("TOFU_LOCAL_LOCKS", locks).env("TOFU_JOB", &host.name);
         if let Some(address) = &manager {
             command.envs(placement.mpi_variables(rank, address));
+            command.envs(way.iter().flat_map(Way::variables));
         }
         command.env(tofu_jtofu::vars::MAPINFO, &map);
         command.envs(own.iter().map(|(name, value)| (name, value)));
@@ -132,6 +132,33 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     drop(session);
     drop(host);
     code
+}
+
+/// Tells the user about the MPI library of a program, if there is something to tell. Returns the
+/// way of its messages.
+fn about_mpi(
+    spec: &JobSpec,
+    program: &Path,
+    file: Option<&[u8]>,
+    libraries: &OsStr,
+    ranks: u32,
+) -> anyhow::Result<Option<Way>> {
+    let Some(file) = file.filter(|_| ranks > 1) else { return Ok(None) };
+    if let Some(about) = elf::about_mpi(&spec.program[0], file, spec.mpi) {
+        job::warn(spec.json, &about)?;
+        return Ok(None);
+    }
+    if !spec.mpi {
+        return Ok(None);
+    }
+    let own = spec.env.iter().rfind(|var| var.name == "LD_LIBRARY_PATH");
+    let search = own.map_or(libraries, |var| OsStr::new(&var.value));
+    let way = Way::of(program, file, search);
+    if let Some(way) = &way {
+        let value = json!({ "event": "mpi", "text": way.text });
+        job::note(spec.json, &way.text, &value)?;
+    }
+    Ok(way)
 }
 
 /// Plans a machine whose devices the ranks drive.

@@ -29,15 +29,15 @@ pub enum Finished {
 /// The end of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What has ended.
+    /// The operation that has ended.
     pub finished: Finished,
     /// True for messages with tags.
     pub tagged: bool,
-    /// What the program has given with the operation.
+    /// The context that the program has given with the operation.
     pub context: usize,
     /// Bytes received, or of the message that a look has found.
     pub length: usize,
-    /// Where the message is, if one was received.
+    /// The address of the message, if one was received.
     pub buffer: usize,
     /// The tag of the message.
     pub tag: u64,

@@ -30,7 +30,7 @@ pub struct Send<M> {
     pub tag: u64,
     /// Data for the receiver's completion.
     pub data: Option<u64>,
-    /// What the completion names. Without it there is none, and the memory is the program's again
+    /// The context for the completion. Without it there is none, and the memory is the program's again
     /// at once.
     pub context: Option<usize>,
     /// False if the program wants to know only if it fails.
@@ -44,13 +44,13 @@ pub(super) struct Sending<M> {
     pub(super) tagged: bool,
     pub(super) wanted: bool,
     pub(super) peer: Number,
-    /// Where the device finds the message, if the receiver reads it.
+    /// The device's address of the message, if the receiver reads it.
     pub(super) stadd: Option<u64>,
     /// It is kept until then.
     _memory: Option<M>,
 }
 
-/// What a command of the device is for.
+/// The purpose of a command of the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Command {
     Fill { peer: Number, send: Option<u64> },

@@ -16,13 +16,13 @@ pub(super) enum Kind {
     Failed,
 }
 
-/// What a slot is about.
+/// The properties of a slot's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
     pub(super) tagged: bool,
     pub(super) data: Option<u64>,
-    /// How many slots the sender of this one has emptied, modulo 2^16.
+    /// Slots that the sender of this one has emptied, modulo 2^16.
     pub(super) emptied: u16,
     /// Bytes in this slot.
     pub(super) length: u32,

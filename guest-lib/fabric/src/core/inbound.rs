@@ -1,4 +1,4 @@
-//! What arrives in slots.
+//! Messages that arrive in slots.
 
 use super::completion::{Completion, Failure, Finished};
 use super::endpoint::Endpoint;

@@ -8,9 +8,9 @@ use super::transport::{Address, Memory};
 /// A receive.
 #[derive(Debug)]
 pub struct Receive<M> {
-    /// What its completion names.
+    /// Its completion names this.
     pub context: usize,
-    /// Where the message goes.
+    /// The memory for the message.
     pub memory: M,
     /// The sender, if it must be this one.
     pub source: Option<Address>,
@@ -26,7 +26,7 @@ pub struct Receive<M> {
     pub wanted: bool,
 }
 
-/// What becomes of the message that a look has found.
+/// The fate of the message that a look has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// Others may receive it.
@@ -37,7 +37,7 @@ pub enum Claim {
     Discard,
 }
 
-/// What is known of a message.
+/// The properties of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Envelope {
     pub(super) source: Address,
@@ -47,7 +47,7 @@ pub(super) struct Envelope {
     pub(super) total: usize,
 }
 
-/// Where a message is.
+/// The place of a message's data.
 #[derive(Debug)]
 pub(super) enum Body<M> {
     /// Here, as far as it has come.

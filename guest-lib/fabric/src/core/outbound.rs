@@ -1,4 +1,4 @@
-//! What waits for slots of a peer, and how it gets there.
+//! Messages that wait for slots of a peer, and the events of the device.
 
 use super::SLOT;
 use super::completion::{Completion, Failure, Finished};

@@ -10,7 +10,7 @@ use super::{CHUNKS, RINGS_PER_CHUNK, SLOTS};
 /// A peer's number, which is that of its ring in this endpoint's memory.
 pub(super) type Number = u16;
 
-/// Emptied slots after which a peer is told if no message does.
+/// Emptied slots after which a peer gets a signal, unless a message says it.
 const TELL_AFTER: u16 = SLOTS / 2;
 
 /// A peer.
@@ -24,7 +24,7 @@ pub(super) struct Peer {
     pub(super) failed: bool,
     /// It is in the list of those that something is to be sent to.
     pub(super) listed: bool,
-    /// What waits for slots.
+    /// Messages that wait for slots.
     pub(super) queue: VecDeque<Outgoing>,
     /// Slots filled, and slots that the peer has emptied, modulo 2^16.
     filled: u16,
@@ -163,7 +163,7 @@ mod tests {
 
     proptest! {
         /// A ring between two peers never has more filled slots than it has, and slots are emptied
-        /// in the order in which they were filled, whatever the order of events.
+        /// in the order in which they were filled, for any order of events.
         #[test]
         fn credits_never_overflow(steps in proptest::collection::vec(0u8..4, 0..400)) {
             let (mut from, mut to) = (Peer::new(Address(1)), Peer::new(Address(2)));

@@ -15,7 +15,7 @@ pub(super) struct Fetch<M> {
     place: Place<M>,
     /// Memory of this endpoint, if that of the receive cannot be registered.
     staged: Option<M>,
-    /// Where the device finds the message, and its sender's number for it.
+    /// The device's address of the message, and its sender's number for it.
     remote: u64,
     id: u64,
     local: u64,

@@ -56,7 +56,7 @@ impl Memory for Bytes {
     }
 }
 
-/// What all endpoints of a test share.
+/// The network that all endpoints of a test share.
 #[derive(Debug, Default)]
 struct Network {
     events: HashMap<Address, VecDeque<Event>>,
@@ -259,7 +259,7 @@ fn pattern(length: usize, seed: u64) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is sent and received in whatever order, each receive gets the first message that
+    /// For any sends and receives in any order, each receive gets the first message that
     /// fits it, whole and from the right sender; nothing is lost; slots are never overwritten.
     #[test]
     fn messages_arrive_in_order_and_whole(

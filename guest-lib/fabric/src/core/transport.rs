@@ -38,7 +38,7 @@ impl Place {
     }
 }
 
-/// What a signal says, with 16 bits of data.
+/// The meaning of a signal, with 16 bits of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// The sender has given this ring to the receiver of the signal.
@@ -49,7 +49,7 @@ pub enum Signal {
     Full,
 }
 
-/// What has happened at the device.
+/// Something that has happened at the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A peer has sent a signal.
@@ -85,7 +85,7 @@ pub trait Memory {
     /// Reads from an offset on.
     fn read(&self, offset: usize, into: &mut [u8]);
 
-    /// Takes `length` bytes from its start as memory of its own.
+    /// Takes `length` bytes from its start, as separate memory.
     fn split(&mut self, length: usize) -> Self
     where
         Self: Sized;

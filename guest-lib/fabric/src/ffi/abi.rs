@@ -196,7 +196,7 @@ pub(super) struct FabricAttr {
     pub(super) api_version: u32,
 }
 
-/// What each object begins with.
+/// The beginning of each object.
 #[repr(C)]
 pub(super) struct Fid {
     pub(super) class: usize,

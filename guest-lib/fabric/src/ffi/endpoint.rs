@@ -17,10 +17,10 @@ use super::{give, guard, lock, of, take};
 use crate::core::{Address, Completion, Endpoint as Core, Failure, Finished};
 use crate::tofucom::Tofucom;
 
-/// How long the end of an endpoint waits for what was sent.
+/// The time that the end of an endpoint waits for what was sent.
 const AT_CLOSE: Duration = Duration::from_secs(2);
 
-/// Where the ends of sends or receives are reported.
+/// The queue and counter that report the ends of sends or receives.
 #[derive(Default)]
 struct Reports {
     queue: OnceLock<Arc<Queue>>,
@@ -29,7 +29,7 @@ struct Reports {
     count: OnceLock<Arc<Count>>,
 }
 
-/// What the functions of an endpoint share.
+/// The state that the functions of an endpoint share.
 pub(super) struct Shared {
     core: Mutex<Core<Tofucom>>,
     av: OnceLock<Arc<Mutex<Vector>>>,

@@ -1,4 +1,4 @@
-//! What the provider offers: `fi_getinfo`.
+//! The provider's offer: `fi_getinfo`.
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int};

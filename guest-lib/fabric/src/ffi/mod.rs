@@ -1,4 +1,4 @@
-//! What libfabric calls: tables of functions.
+//! The tables of functions that libfabric calls.
 //!
 //! Each object that libfabric sees begins with a [`abi::Fid`], and is a `Box` that was given away
 //! as a pointer; its function `close` takes it back. Callers guarantee what libfabric's manual

@@ -1,5 +1,6 @@
 //! `tofu run --local`.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -262,28 +263,81 @@ fn ranks_of_mpi_find_each_other() {
     };
     let said = jobs.lines(&["--mpi", "-n", "5", "--ppn", "2", &program]);
     assert_eq!(said, (0..5).map(line).collect::<Vec<_>>());
-    // If it is linked with a library of that name, a message says what --mpi is for.
-    let folder = jobs.programs.path();
-    let library = ["-shared", "-x", "c", "/dev/null", "-Wl,-soname,libmpich.so.12", "-o"];
-    let mut gcc = Command::new("gcc");
-    assert!(gcc.args(library).arg(folder.join("libmpich.so.12")).status().unwrap().success());
-    let linked = folder.join("linked");
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-x", "c", "-", "-x", "none", "-Wl,--no-as-needed"]);
-    gcc.arg(folder.join("libmpich.so.12")).arg("-o").arg(&linked).stdin(Stdio::piped());
-    let mut child = gcc.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"int main(void) { return 0; }").unwrap();
-    assert!(child.wait().unwrap().success());
-    let path = format!("LD_LIBRARY_PATH={}", folder.display());
-    let args = ["-n", "2", "--env", &path, linked.to_str().unwrap()];
-    let said = jobs.run(&args);
-    assert_eq!(said.code, Some(0), "{said:?}");
-    assert_eq!(said.err.lines().count(), 1, "{said:?}");
-    assert!(said.err.contains("is linked with libmpich.so.12, and there is no --mpi"), "{said:?}");
-    assert_eq!(jobs.run(&[&["--mpi"], args.as_slice()].concat()).err, "");
     let said = jobs.run(&["--mpi", "-n", "3", &program, "9"]);
     assert_eq!(said.code, Some(9), "{said:?}");
     assert!(said.err.contains("has aborted the job with code 9"), "{said:?}");
+}
+
+#[test]
+fn provider_works_without_libfabric() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("fi.c") else { return };
+    let provider = libraries().join("libtofu_fi.so");
+    let files = ["a", "b"].map(|name| jobs.programs.path().join(name));
+    let [provider, a, b] = [&provider, &files[0], &files[1]].map(|path| path.to_str().unwrap());
+    let said = jobs.lines(&["-n", "2", &program, provider, a, b]);
+    assert_eq!(said, ["0: good", "1: good"]);
+    // Outside a job it says nothing, and at once.
+    let start = Instant::now();
+    let mut alone = Command::new(&program);
+    let said = alone.args([provider, a, b]).output().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!((&*said.stdout, &*said.stderr), (&b"no device\n"[..], &b""[..]));
+}
+
+/// Runs gcc with a source.
+fn gcc(source: &[u8], args: &[&OsStr]) {
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-x", "c", "-", "-x", "none", "-Wl,--no-as-needed"]).args(args).stdin(Stdio::piped());
+    let mut child = gcc.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(source).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn the_way_of_mpi_messages_is_said() {
+    let jobs = Jobs::new();
+    if jobs.own("pmi.c").is_none() {
+        return;
+    }
+    let folder = jobs.programs.path();
+    let (mpi, fabric) = (folder.join("libmpich.so.12"), folder.join("libfabric.so.1"));
+    let linked = folder.join("linked");
+    let library = |path: &Path, with: Option<&Path>| {
+        let name = format!("-Wl,-soname,{}", path.file_name().unwrap().to_str().unwrap());
+        let args = [OsStr::new("-shared"), OsStr::new(&name), OsStr::new("-o"), path.as_os_str()];
+        let args: Vec<_> = args.into_iter().chain(with.map(Path::as_os_str)).collect();
+        gcc(b"", &args);
+    };
+    library(&mpi, None);
+    let source = b"#include <stdio.h>\n#include <stdlib.h>\n\
+        int main(void) { const char *p = getenv(\"FI_PROVIDER\"), *at = getenv(\"FI_PROVIDER_PATH\");\
+        char path[4096]; snprintf(path, sizeof path, \"%s/libtofu-fi.so\", at ? at : \"\");\
+        FILE *f = fopen(path, \"r\"); puts(p ? p : \"none\"); return at && !f; }";
+    gcc(source, &[mpi.as_os_str(), OsStr::new("-o"), linked.as_os_str()]);
+    let path = format!("LD_LIBRARY_PATH={}", folder.display());
+    let args = ["-n", "2", "--env", &path, linked.to_str().unwrap()];
+    let run = |options: &[&str]| {
+        let said = jobs.run(&[options, args.as_slice()].concat());
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert_eq!(said.err.lines().count(), 1, "{said:?}");
+        said
+    };
+    let said = run(&[]);
+    assert!(said.err.contains("is linked with libmpich.so.12, and there is no --mpi"), "{said:?}");
+    let said = run(&["--mpi"]);
+    assert!(said.err.contains("TCP: libmpich.so.12 does not use libfabric"), "{said:?}");
+    assert!(said.out.contains("none"), "{said:?}");
+    library(&fabric, None);
+    library(&mpi, Some(&fabric));
+    let said = run(&["--mpi"]);
+    assert!(said.err.contains("go over Tofu, by libfabric of libmpich.so.12"), "{said:?}");
+    assert!(said.out.contains("0: tofu") && said.out.contains("1: tofu"), "{said:?}");
+    // What the user chooses counts.
+    let mut command = jobs.command(&[&["--mpi"], args.as_slice()].concat());
+    command.env("FI_PROVIDER", "tcp");
+    let said = jobs.place.run_command(command);
+    assert!(said.out.contains("0: tcp") && said.err.is_empty(), "{said:?}");
 }
 
 #[test]
