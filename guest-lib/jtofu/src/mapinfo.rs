@@ -69,8 +69,7 @@ impl Job {
     /// [`MapinfoError::Field`] unless `per_node` is 1 to 48, and `processes` is 1 to `per_node`
     /// times the number of nodes.
     pub fn new(map: &RankMap, per_node: u32, processes: u32) -> Result<Self, MapinfoError> {
-        let nodes = map.shape().nodes();
-        check_counts(per_node, u64::from(processes), nodes)?;
+        check_counts(per_node, u64::from(processes), map.shape().nodes())?;
         let job = Self {
             shape: map.shape(),
             closed: map.axes().iter().map(|axis| axis.closed).collect(),
@@ -83,6 +82,30 @@ impl Job {
             numbers: HashMap::new(),
         };
         Ok(job.indexed())
+    }
+
+    /// Returns the job with other processes on its nodes, up to `per_node` on each: one for each
+    /// element of `ranks`, which is the [`LogicalShape::index`] of its node.
+    ///
+    /// # Errors
+    /// [`MapinfoError::Field`] as for [`Job::new`], and if a node is not there or has more
+    /// processes.
+    pub fn with_ranks(self, per_node: u32, ranks: Vec<u32>) -> Result<Self, MapinfoError> {
+        check_counts(per_node, ranks.len() as u64, self.shape.nodes())?;
+        check_ranks(&ranks, self.nodes.len())?;
+        Self { per_node, ranks, ..self }.indexed().with_room()
+    }
+
+    /// Checks that no node has more processes than it may have.
+    fn with_room(self) -> Result<Self, MapinfoError> {
+        let most = self.per_node;
+        match self.on_node.iter().find(|ranks| ranks.len() > most as usize) {
+            Some(ranks) => {
+                let allowed = format!("at most job.per_node, {most}");
+                Err(field("the number of processes on a node", ranks.len(), allowed))
+            }
+            None => Ok(self),
+        }
     }
 
     /// Fills the tables for lookups by node.
@@ -162,6 +185,16 @@ fn check_counts(per_node: u32, processes: u64, nodes: u32) -> Result<(), Mapinfo
         return Err(field("the number of processes", processes, allowed));
     }
     Ok(())
+}
+
+fn check_ranks(ranks: &[u32], nodes: usize) -> Result<(), MapinfoError> {
+    match ranks.iter().find(|node| **node as usize >= nodes) {
+        Some(node) => {
+            let allowed = format!("below {nodes}, the number of nodes");
+            Err(field("a node's number in job.ranks", node, allowed))
+        }
+        None => Ok(()),
+    }
 }
 
 /// A job and the machine that it runs on. Its text form is JSON, which the manual describes.
@@ -308,10 +341,7 @@ impl RawJob {
             Some(ranks) => ranks,
             None => (0..self.processes).map(|rank| rank as u32 / self.per_node).collect(),
         };
-        if let Some(node) = ranks.iter().find(|node| **node as usize >= nodes.len()) {
-            let allowed = format!("below {}, the number of nodes", nodes.len());
-            return Err(field("a node's number in job.ranks", node, allowed));
-        }
+        check_ranks(&ranks, nodes.len())?;
         let Self { closed, extent, per_node, .. } = self;
         let (on_node, numbers) = (Vec::new(), HashMap::new());
         let job =
@@ -321,11 +351,7 @@ impl RawJob {
             let allowed = "different nodes";
             return Err(field("job.nodes", "a list with a node twice", allowed));
         }
-        if let Some(ranks) = job.on_node.iter().find(|ranks| ranks.len() > per_node as usize) {
-            let allowed = format!("at most job.per_node, {per_node}");
-            return Err(field("the number of processes on a node", ranks.len(), allowed));
-        }
-        Ok(job)
+        job.with_room()
     }
 
     /// Checks that the nodes are within the job's box.
@@ -406,6 +432,27 @@ mod tests {
         let info = Mapinfo::from_json(&value.to_string()).unwrap();
         assert_eq!(info.job.ranks_at(info.job.nodes()[5]), [0, 2]);
         assert_eq!(Mapinfo::from_json(&info.to_json()).unwrap(), info);
+    }
+
+    #[test]
+    fn processes_are_placed_one_by_one() {
+        let system: System = "1x1x1x2x3x2".parse().unwrap();
+        let map = RankMap::find(&system, "4".parse().unwrap(), false).unwrap();
+        let packed = Job::new(&map, 1, 4).unwrap();
+        let placed = |per_node, ranks: &[u32]| packed.clone().with_ranks(per_node, ranks.to_vec());
+        let job = placed(2, &[0, 1, 2, 3, 0, 1]).unwrap();
+        assert_eq!(job.ranks_at(job.nodes()[1]), [1, 5]);
+        assert_eq!(job.logical(4), Some([0, 0, 0]));
+        let info = Mapinfo { system, job };
+        assert_eq!(Mapinfo::from_json(&info.to_json()).unwrap(), info);
+        for (per_node, ranks, expected) in [
+            (1, &[0, 0][..], "on a node is 2; it must be at most job.per_node, 1"),
+            (1, &[4], "in job.ranks is 4; it must be below 4"),
+            (1, &[], "the number of processes is 0"),
+        ] {
+            let error = placed(per_node, ranks).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tofu_agent::wire::{Exec, Output, Status};
 use tofu_control::protocol::NodeInfo;
 use tofu_control::{RemoteProgram, info};
 
-use crate::job::{self, Control, Label, Options, OutputTaker, Rank, Style};
+use crate::job::{self, Control, Input, Label, Options, OutputTaker, Rank, Style};
 
 /// The longest silence of a program before its node is suspected of not answering.
 const SILENCE: Duration = Duration::from_secs(3);
@@ -38,7 +38,8 @@ pub fn run_on_all(
         Label { name: format!("node {at}"), prefix: format!("{at} ") }
     };
     let labels: Vec<_> = nodes.iter().map(label).collect();
-    let options = Options { timeout, grace, style: Style::Prefixed, input: false, noun: "command" };
+    let (style, input, files) = (Style::Prefixed, Input::Nothing, [None, None]);
+    let options = Options { timeout, grace, style, input, files, noun: "command" };
     job::run(&signals, options, labels.clone(), &mut |number| {
         let index = number as usize;
         let node = nodes[index].index;

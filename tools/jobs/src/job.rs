@@ -1,7 +1,11 @@
 //! The ranks of a job, of whatever kind: their output, their input and how they end.
 
 use std::cell::Cell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -17,7 +21,7 @@ use tofu_sync::queue::{Item, Receiver, RecvTimeoutError, Sender, WhenFull, queue
 use tofu_ui::exit;
 use tofu_ui::signals::{self, Forwarding};
 
-use crate::spec::JobSpec;
+use crate::spec::{JobSpec, RankFile};
 
 /// The exit code after `--timeout`, as of timeout(1).
 pub(crate) const EXIT_TIMEOUT: u8 = 124;
@@ -169,8 +173,30 @@ impl Control {
     }
 }
 
+/// What rank 0 gets as standard input.
+#[derive(Clone, Debug)]
+pub(crate) enum Input {
+    Nothing,
+    /// Our own.
+    Own,
+    File(PathBuf),
+}
+
+impl Input {
+    fn open(&self) -> anyhow::Result<Option<Box<dyn Read + Send>>> {
+        Ok(match self {
+            Self::Nothing => None,
+            Self::Own => Some(Box::new(io::stdin())),
+            Self::File(path) => {
+                let cannot = || format!("cannot read {}", path.display());
+                Some(Box::new(File::open(path).with_context(cannot)?))
+            }
+        })
+    }
+}
+
 /// Options of watching a job.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// The time after which the job is ended.
     pub(crate) timeout: Option<Duration>,
@@ -178,8 +204,9 @@ pub(crate) struct Options {
     /// asked to end.
     pub(crate) grace: Duration,
     pub(crate) style: Style,
-    /// True if rank 0 gets our standard input.
-    pub(crate) input: bool,
+    pub(crate) input: Input,
+    /// Files for the ranks' outputs.
+    pub(crate) files: [Option<RankFile>; 2],
     /// The name of a rank in messages.
     pub(crate) noun: &'static str,
 }
@@ -212,7 +239,9 @@ impl Options {
             _ => Style::Prefixed,
         };
         let timeout = spec.timeout.map(|timeout| timeout.0);
-        Self { timeout, grace: spec.grace.0, style, input: true, noun: "rank" }
+        let input = spec.input.clone().map_or(Input::Own, Input::File);
+        let files = spec.files.clone();
+        Self { timeout, grace: spec.grace.0, style, input, files, noun: "rank" }
     }
 }
 
@@ -228,6 +257,7 @@ pub(crate) enum Style {
 struct Screen {
     style: Style,
     labels: Vec<Label>,
+    files: Files,
     /// Incomplete lines, by rank and stream.
     lines: Vec<[Vec<u8>; 2]>,
 }
@@ -235,7 +265,7 @@ struct Screen {
 impl Screen {
     fn new(style: Style, labels: Vec<Label>) -> Self {
         let lines = vec![[Vec::new(), Vec::new()]; labels.len()];
-        Self { style, labels, lines }
+        Self { style, labels, files: Files::default(), lines }
     }
 
     fn name(&self, rank: u32) -> &str {
@@ -244,7 +274,7 @@ impl Screen {
 
     fn take(&mut self, rank: u32, output: Output, bytes: &[u8]) -> io::Result<()> {
         if self.style == Style::Plain {
-            return write(output, bytes);
+            return self.files.write(rank, output, bytes);
         }
         for chunk in bytes.split_inclusive(|byte| *byte == b'\n') {
             let Some(lines) = self.lines.get_mut(rank as usize) else { return Ok(()) };
@@ -272,7 +302,7 @@ impl Screen {
         Ok(())
     }
 
-    fn show(&self, rank: u32, output: Output, text: &[u8]) -> io::Result<()> {
+    fn show(&mut self, rank: u32, output: Output, text: &[u8]) -> io::Result<()> {
         if self.style == Style::Json {
             let stream = if output == Output::Out { "out" } else { "err" };
             let text = String::from_utf8_lossy(text);
@@ -281,7 +311,8 @@ impl Screen {
             }));
         }
         let prefix = self.labels.get(rank as usize).map_or("", |label| &label.prefix);
-        write(output, &[prefix.as_bytes(), text, b"\n"].concat())
+        let line = [prefix.as_bytes(), text, b"\n"].concat();
+        self.files.write(rank, output, &line)
     }
 
     fn object(&self, value: &Value) -> io::Result<()> {
@@ -293,6 +324,58 @@ impl Screen {
         match self.style {
             Style::Json => self.object(value),
             _ => write(Output::Err, format!("tofu: {text}\n").as_bytes()),
+        }
+    }
+}
+
+/// The files that outputs of ranks go to.
+#[derive(Default)]
+struct Files {
+    names: [Option<RankFile>; 2],
+    /// Those that have been made. Ranks may share them.
+    open: HashMap<PathBuf, File>,
+}
+
+impl Files {
+    /// `ranks` have files even if they write nothing, if the user wants that.
+    fn new(names: [Option<RankFile>; 2], ranks: u32) -> io::Result<Self> {
+        let mut files = Self { names, open: HashMap::new() };
+        for output in [Output::Out, Output::Err] {
+            for rank in 0..ranks {
+                if let Some(file) = files.names[output as usize].as_ref().filter(|file| file.empty)
+                {
+                    let path = file.path(rank);
+                    files.file(path)?;
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    fn file(&mut self, path: PathBuf) -> io::Result<&mut File> {
+        match self.open.entry(path) {
+            Entry::Occupied(open) => Ok(open.into_mut()),
+            Entry::Vacant(vacant) => {
+                let path = vacant.key();
+                let made = || {
+                    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+                    File::create(path)
+                };
+                let cannot = |error: io::Error| {
+                    let text = format!("cannot write to {}: {error}", path.display());
+                    io::Error::new(error.kind(), text)
+                };
+                let file = made().map_err(cannot)?;
+                Ok(vacant.insert(file))
+            }
+        }
+    }
+
+    /// Writes to a rank's file, or to this process's output of that kind.
+    fn write(&mut self, rank: u32, output: Output, bytes: &[u8]) -> io::Result<()> {
+        match self.names[output as usize].as_ref().map(|file| file.path(rank)) {
+            Some(path) => self.file(path)?.write_all(bytes),
+            None => write(output, bytes),
         }
     }
 }
@@ -344,14 +427,18 @@ pub(crate) fn run(
     start: &mut dyn FnMut(u32) -> anyhow::Result<Arc<dyn Rank>>,
 ) -> anyhow::Result<u8> {
     let ranks = labels.len() as u32;
-    let screen = Arc::new(Mutex::new(Screen::new(options.style, labels)));
+    let mut screen = Screen::new(options.style, labels);
+    screen.files = Files::new(options.files.clone(), ranks)?;
+    let input = options.input.open()?;
+    let (style, screen) = (options.style, Arc::new(Mutex::new(screen)));
+    let until = options.timeout.map(|timeout| Instant::now() + timeout);
     let mut watch = JobWatch {
         options,
         screen: Arc::clone(&screen),
         ranks: Vec::new(),
         left: 0,
         stage: Stage::Runs,
-        until: options.timeout.map(|timeout| Instant::now() + timeout),
+        until,
         code: 0,
         error: None,
     };
@@ -366,8 +453,8 @@ pub(crate) fn run(
             break;
         }
     }
-    if let Some(Some(first)) = watch.ranks.first().filter(|_| options.input) {
-        feed(Arc::clone(first))?;
+    if let (Some(Some(first)), Some(input)) = (watch.ranks.first(), input) {
+        feed(Arc::clone(first), input)?;
     }
     let start = Instant::now();
     while watch.left > 0 {
@@ -382,7 +469,7 @@ pub(crate) fn run(
     if let Some(error) = watch.error {
         return Err(error);
     }
-    if options.style == Style::Json {
+    if style == Style::Json {
         lock(&screen).object(&json!({
             "event": "summary", "code": watch.code, "seconds": start.elapsed().as_secs_f64(),
         }))?;
@@ -390,10 +477,10 @@ pub(crate) fn run(
     Ok(watch.code)
 }
 
-/// Gives a rank our own standard input, on a thread that ends with the process.
-fn feed(rank: Arc<dyn Rank>) -> anyhow::Result<()> {
+/// Gives a rank its input, on a thread that ends with the process.
+fn feed(rank: Arc<dyn Rank>, mut input: Box<dyn Read + Send>) -> anyhow::Result<()> {
     let thread = thread::Builder::new().name("input".into());
-    thread.spawn(move || rank.feed(&mut io::stdin())).context("no threads left")?;
+    thread.spawn(move || rank.feed(&mut *input)).context("no threads left")?;
     Ok(())
 }
 

@@ -58,7 +58,7 @@ use tofu_vfio_user::Backing;
 use crate::fetch_outputs::Destination;
 use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::mpi::Way;
-use crate::place::{Placement, Wanted, lay};
+use crate::place::{Placement, Wanted, in_order, lay};
 use crate::spec::JobSpec;
 use crate::{elf, libraries};
 
@@ -77,7 +77,8 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     }
     let wanted = Wanted::new(spec)?;
     let wanted = Wanted { ppn: wanted.ppn.or(Some(1)), ..wanted };
-    let (shape, placement) = find_machine(spec.machine_shape()?, wanted)?;
+    let (shape, mut placement) = find_machine(spec.machine_shape()?, wanted)?;
+    placement.info.job = in_order(placement.info.job, &spec.order)?;
     let ranks = placement.info.job.processes();
     let program = Program::new(&spec.program)?;
     let destination = Destination::new(spec)?;

@@ -25,7 +25,7 @@ use crate::fetch_outputs::{self, Destination, Origin};
 use crate::job::{self, Control, EXIT_TIMEOUT, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::lease::{Got, Lease};
 use crate::machine::{Found, Machine};
-use crate::place::{Placement, Wanted};
+use crate::place::{Placement, Wanted, in_order};
 use crate::spec::JobSpec;
 use crate::user::as_user;
 
@@ -196,7 +196,8 @@ fn on_machine(
         job::warn(spec.json, about)?;
     }
     for restart in 0.. {
-        let info = Mapinfo { system: machine.system.clone(), job: (*job).clone() };
+        let placed = in_order((*job).clone(), &spec.order)?;
+        let info = Mapinfo { system: machine.system.clone(), job: placed };
         let (number, placement) = (lease.number(), Placement { info });
         let start = Start { spec, bundle, destination, number, restart, placement };
         let (result, lost) = start.run(machine, control);

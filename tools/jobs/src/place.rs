@@ -1,12 +1,14 @@
 //! Places the ranks of a job on nodes.
 
+use std::collections::HashMap;
+
 use anyhow::{Context, bail};
 use tofu_abi::topology::Shape;
 use tofu_abi::{Coords, Subnet};
 use tofu_jtofu::{Job, LogicalShape, Mapinfo, RankMap, System};
 use tofu_spec::units::Interconnect;
 
-use crate::spec::{JobSpec, as_machine};
+use crate::spec::{JobSpec, RankOrder, as_machine};
 
 /// The numbers that the user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,6 +161,35 @@ pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
     Ok(Job::new(&map, ppn, ranks)?)
 }
 
+/// Places the ranks of a job anew on its nodes, which `map` leads to.
+///
+/// # Errors
+///
+/// If the job has no such node, or a node no room.
+pub(crate) fn in_order(job: Job, order: &RankOrder) -> anyhow::Result<Job> {
+    let (shape, nodes) = (job.shape(), job.nodes().len() as u32);
+    let ranks = match order {
+        RankOrder::NodeAfterNode => return Ok(job),
+        RankOrder::RoundRobin => (0..job.processes()).map(|rank| rank % nodes).collect(),
+        RankOrder::At(places) => {
+            let index = |place: &[u32; 3]| {
+                let [x, y, z] = place;
+                let none = || format!("({x},{y},{z}): the job's nodes are {shape}, from 0");
+                shape.index(*place).with_context(none)
+            };
+            let all = job.processes() as usize;
+            if places.len() < all {
+                bail!("{all} ranks are placed, and there are {} places", places.len());
+            }
+            places[..all].iter().map(index).collect::<anyhow::Result<Vec<u32>>>()?
+        }
+    };
+    let mut counts = vec![0; nodes as usize];
+    ranks.iter().for_each(|node| counts[*node as usize] += 1);
+    let per_node = counts.into_iter().max().unwrap_or(0).max(job.per_node());
+    Ok(job.with_ranks(per_node, ranks)?)
+}
+
 /// Whether there are nodes for a job.
 pub(crate) enum Fit {
     /// There are nodes.
@@ -295,21 +326,32 @@ impl Placement {
 
     /// Returns which ranks share a node, in PMI's notation.
     pub(crate) fn mpi_mapping(&self) -> String {
-        mapping(self.info.job.processes(), self.info.job.per_node())
+        let job = &self.info.job;
+        let numbers: HashMap<Coords, u32> = job.nodes().iter().copied().zip(0..).collect();
+        let node = |rank| numbers.get(&self.node(rank)).copied().unwrap_or_default();
+        mapping((0..job.processes()).map(node))
     }
 }
 
-/// Returns triples of first node, number of nodes, and ranks on each.
-fn mapping(ranks: u32, per_node: u32) -> String {
-    let (full, rest) = (ranks / per_node, ranks % per_node);
-    let mut blocks = String::new();
-    if full > 0 {
-        blocks.push_str(&format!(",(0,{full},{per_node})"));
+/// Returns triples of first node, number of nodes, and ranks on each, for ranks on these nodes.
+fn mapping(nodes: impl Iterator<Item = u32>) -> String {
+    // Runs of ranks on one node, then runs of neighbouring nodes with as many ranks each.
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for node in nodes {
+        match runs.last_mut() {
+            Some((last, ranks)) if *last == node => *ranks += 1,
+            _ => runs.push((node, 1)),
+        }
     }
-    if rest > 0 {
-        blocks.push_str(&format!(",({full},1,{rest})"));
+    let mut blocks: Vec<[u32; 3]> = Vec::new();
+    for (node, ranks) in runs {
+        match blocks.last_mut() {
+            Some([first, count, each]) if *each == ranks && *first + *count == node => *count += 1,
+            _ => blocks.push([node, 1, ranks]),
+        }
     }
-    format!("(vector{blocks})")
+    let blocks = blocks.iter().map(|[first, count, each]| format!(",({first},{count},{each})"));
+    format!("(vector{})", blocks.collect::<String>())
 }
 
 #[cfg(test)]
@@ -364,10 +406,34 @@ mod tests {
 
     #[test]
     fn nodes_are_shared_by_rule() {
-        assert_eq!(mapping(2, 1), "(vector,(0,2,1))");
-        assert_eq!(mapping(4, 2), "(vector,(0,2,2))");
-        assert_eq!(mapping(5, 2), "(vector,(0,2,2),(2,1,1))");
-        assert_eq!(mapping(1, 2), "(vector,(0,1,1))");
+        for (nodes, expected) in [
+            (&[0, 1][..], "(vector,(0,2,1))"),
+            (&[0, 0, 1, 1], "(vector,(0,2,2))"),
+            (&[0, 0, 1, 1, 2], "(vector,(0,2,2),(2,1,1))"),
+            (&[0], "(vector,(0,1,1))"),
+            (&[0, 1, 2, 0, 1, 2], "(vector,(0,3,1),(0,3,1))"),
+            (&[2, 0, 0], "(vector,(2,1,1),(0,1,2))"),
+        ] {
+            assert_eq!(mapping(nodes.iter().copied()), expected);
+        }
+    }
+
+    #[test]
+    fn ranks_go_where_they_are_sent() {
+        let job = || lay(&unit(), wanted(Some(6), Some("2x2"), Some(3))).unwrap();
+        let at = |job: &Job| (0..6).map(|rank| job.logical(rank).unwrap()).collect::<Vec<_>>();
+        let packed = in_order(job(), &RankOrder::NodeAfterNode).unwrap();
+        assert_eq!(at(&packed)[..4], [[0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0]]);
+        let spread = in_order(job(), &RankOrder::RoundRobin).unwrap();
+        assert_eq!(at(&spread)[..5], [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]]);
+        let places = vec![[1, 1, 0], [0, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 0], [0, 1, 0]];
+        let listed = in_order(job(), &RankOrder::At(places.clone())).unwrap();
+        assert_eq!((at(&listed), listed.per_node()), (places.clone(), 4));
+        let refused = |places: Vec<[u32; 3]>| {
+            format!("{:#}", in_order(job(), &RankOrder::At(places)).unwrap_err())
+        };
+        assert!(refused(vec![[2, 0, 0]; 6]).contains("(2,0,0): the job's nodes are 2x2, from 0"));
+        assert!(refused(places[..5].to_vec()).contains("there are 5 places"));
     }
 
     #[test]

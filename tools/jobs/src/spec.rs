@@ -60,6 +60,12 @@ pub struct JobSpec {
     /// The number of times that the job is started again, on nodes that are left, if it has lost
     /// nodes.
     pub restart: u32,
+    /// Which rank is on which node of the job.
+    pub order: RankOrder,
+    /// Files that ranks' outputs go to, instead of this command's.
+    pub files: [Option<RankFile>; 2],
+    /// A file that is rank 0's standard input, instead of this command's.
+    pub input: Option<PathBuf>,
     /// True if ranks run as root.
     pub root: bool,
     /// True if ranks' output is printed without the rank in front.
@@ -166,6 +172,71 @@ pub(crate) fn as_machine(torus: LogicalShape) -> anyhow::Result<Shape> {
     shape.with_context(|| format!("a machine cannot be made for {torus}; name one with --shape"))
 }
 
+/// Which rank is on which node of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RankOrder {
+    /// Consecutive ranks share a node, which is filled before the next one.
+    #[default]
+    NodeAfterNode,
+    /// Consecutive ranks are on consecutive nodes, round after round.
+    RoundRobin,
+    /// Each rank is at a place of the job's torus.
+    At(Vec<[u32; 3]>),
+}
+
+/// A file for an output of ranks, whose name may depend on the rank. Ranks may share it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankFile {
+    /// The name, in which `%r` and `%R` are the rank, `%06r` the rank in six digits, `%/1000R` the
+    /// rank rounded down to a multiple of 1000, and `%%` is a percent sign.
+    pub name: String,
+    /// True if the file is there even if nothing is written.
+    pub empty: bool,
+}
+
+impl RankFile {
+    /// Returns the file of a rank.
+    #[must_use]
+    pub fn path(&self, rank: u32) -> PathBuf {
+        let (mut path, mut rest) = (String::new(), &*self.name);
+        while let Some(at) = rest.find('%') {
+            path.push_str(&rest[..at]);
+            rest = &rest[at + 1..];
+            let Some(end) = rest.find(|c: char| c != '/' && !c.is_ascii_digit()) else {
+                path.push('%');
+                continue;
+            };
+            let (number, letter) = (&rest[..end], rest[end..].chars().next());
+            let text = match (number, letter) {
+                ("", Some('%')) => "%".to_owned(),
+                ("", Some('r' | 'R')) => rank.to_string(),
+                (_, Some('r' | 'R')) => match number.strip_prefix('/') {
+                    Some(step) => match step.parse() {
+                        Ok(step @ 1..) => (rank / step * step).to_string(),
+                        _ => rank.to_string(),
+                    },
+                    None => {
+                        let width = number.parse().unwrap_or(0).min(MOST_DIGITS);
+                        format!("{rank:0width$}")
+                    }
+                },
+                // No form of ours.
+                _ => {
+                    path.push('%');
+                    continue;
+                }
+            };
+            path.push_str(&text);
+            rest = &rest[end + 1..];
+        }
+        path.push_str(rest);
+        path.into()
+    }
+}
+
+/// The most digits of a rank in a file's name.
+const MOST_DIGITS: usize = 20;
+
 /// A variable of the ranks' environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
@@ -205,5 +276,27 @@ impl Libs {
     /// MPI program: the image's MPI needs the image's libraries.
     pub(crate) fn are_the_nodes(self, mpi: bool) -> bool {
         self == Self::Node || self == Self::Auto && mpi
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_have_ranks() {
+        for (name, expected) in [
+            ("out", "out"),
+            ("out.%r", "out.1234"),
+            ("%/1000R/out.%r", "1000/out.1234"),
+            ("%/0R.%/R", "1234.1234"),
+            ("%06r.%2R", "001234.1234"),
+            ("100%%.%x.%", "100%.%x.%"),
+            ("%12", "%12"),
+            ("%é%r", "%é1234"),
+        ] {
+            let file = RankFile { name: name.to_owned(), empty: false };
+            assert_eq!(file.path(1234), PathBuf::from(expected), "{name}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use tofu_control::MachineName;
-use tofu_jobs::{JobShape, JobSpec, Libs, Variable};
+use tofu_jobs::{JobShape, JobSpec, Libs, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
 use tofu_spec::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
 
@@ -192,6 +192,9 @@ impl From<RunArgs> for JobSpec {
             timeout: args.timeout,
             grace: args.grace,
             restart: args.restart,
+            order: RankOrder::default(),
+            files: [None, None],
+            input: None,
             root: args.root,
             no_prefix: args.no_prefix,
             json: args.json,
