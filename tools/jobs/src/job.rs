@@ -173,7 +173,7 @@ impl Control {
     }
 }
 
-/// What rank 0 gets as standard input.
+/// The standard input of rank 0.
 #[derive(Clone, Debug)]
 pub(crate) enum Input {
     Nothing,

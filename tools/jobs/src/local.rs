@@ -77,8 +77,7 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     }
     let wanted = Wanted::new(spec)?;
     let wanted = Wanted { ppn: wanted.ppn.or(Some(1)), ..wanted };
-    let (shape, mut placement) = find_machine(spec.machine_shape()?, wanted)?;
-    placement.info.job = in_order(placement.info.job, &spec.order)?;
+    let (shape, placement) = find_machine(spec, wanted)?;
     let ranks = placement.info.job.processes();
     let program = Program::new(&spec.program)?;
     let destination = Destination::new(spec)?;
@@ -221,8 +220,10 @@ fn allow_descriptors(ranks: u32) {
     }
 }
 
-/// Finds a machine that has nodes for the ranks, and places them. `given` is the user's choice.
-fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, Placement)> {
+/// Finds a machine that has nodes for the ranks, and places them.
+fn find_machine(spec: &JobSpec, wanted: Wanted) -> anyhow::Result<(Shape, Placement)> {
+    // The user's choice.
+    let given = spec.machine_shape()?;
     let wanted = match (given, wanted) {
         (None, Wanted { ranks: None, map: None, .. }) => Wanted { ranks: Some(2), ..wanted },
         _ => wanted,
@@ -253,7 +254,10 @@ fn find_machine(given: Option<Shape>, wanted: Wanted) -> anyhow::Result<(Shape, 
             Ok(job) if job.processes() > MOST => {
                 bail!("{} ranks: with --local a job has up to {MOST}", job.processes())
             }
-            Ok(job) => return Ok((shape, Placement { info: Mapinfo { system, job } })),
+            Ok(job) => {
+                let job = in_order(job, &spec.order)?;
+                return Ok((shape, Placement { info: Mapinfo { system, job } }));
+            }
             Err(other) => error = Some(other),
         }
     }
@@ -482,7 +486,8 @@ impl Process {
 }
 
 /// Returns the descendants of a process.
-fn descendants(pid: Pid) -> Vec<Pid> {
+#[must_use]
+pub fn descendants(pid: Pid) -> Vec<Pid> {
     let mut found = vec![pid];
     let mut next = 0;
     while let Some(pid) = found.get(next).copied() {

@@ -28,6 +28,7 @@ use crate::commands::link::LinkCommand;
 use crate::commands::manual::ManArgs;
 use crate::commands::map::MapArgs;
 use crate::commands::node::{PauseArgs, RestartArgs, ResumeArgs};
+use crate::commands::pjm::ScriptCommand;
 use crate::commands::ps::PsArgs;
 use crate::commands::regs::RegsArgs;
 use crate::commands::sdk::SdkArgs;
@@ -83,6 +84,8 @@ cannot run this; 130 interrupted. `tofu exec` returns that of the program.";
 pub(crate) enum Command {
     Up(Box<UpArgs>),
     Run(Box<RunArgs>),
+    #[command(flatten)]
+    Script(ScriptCommand),
     Sdk(SdkArgs),
     Serve(ServeArgs),
     Ps(PsArgs),

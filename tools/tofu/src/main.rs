@@ -20,7 +20,7 @@ use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
     bench, capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward,
-    gdb, guest, hosts, image, inspect, link, manual, map, node, ps, regs, run, sdk, serve, sim,
+    gdb, guest, hosts, image, inspect, link, manual, map, node, pjm, ps, regs, run, sdk, serve, sim,
     stats, time, top, topo, trace, up, view,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     // A file above the limit of `ulimit -f` is an error of its writer, and ends nothing else. A
     // handler, as a signal that is ignored would be so in programs that are started, too.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(pjm::words(env::args_os().collect())) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Guest(command) => guest::run(command),
         Command::Run(args) => run::run(args),
+        Command::Script(command) => pjm::run(command),
         Command::Sdk(args) => sdk::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ps(args) => ps::run(args),

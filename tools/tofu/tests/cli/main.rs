@@ -9,6 +9,7 @@ mod failing;
 mod faults;
 mod gateway;
 mod guests;
+mod jobs;
 mod launch;
 mod launchers;
 mod links;

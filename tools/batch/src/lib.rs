@@ -1,0 +1,33 @@
+//! Job scripts as on Fugaku: `pjsub`, `pjstat`, `pjdel`, `pjwait`, and the `mpiexec` that scripts
+//! call.
+//!
+//! Jobs wait in a spool, a folder of the user's. Nothing runs while no job does: `pjsub` starts a
+//! process that runs one job after another and ends with the last one. What is known of the real
+//! commands comes from public guides and scripts; the manual says what is ours.
+
+#![forbid(unsafe_code)]
+
+mod commands;
+mod directives;
+mod environment;
+mod key;
+mod mpiexec;
+mod options;
+mod processes;
+mod record;
+mod request;
+mod resources;
+mod runner;
+mod spool;
+mod statistics;
+mod steps;
+
+pub use commands::{pjdel, pjstat, pjsub, pjwait};
+pub use mpiexec::mpiexec;
+pub use runner::run as run_queue;
+
+/// The names by which scripts call commands of this crate, which are links to the `tofu` command.
+pub const NAMES: [&str; 6] = ["pjsub", "pjstat", "pjdel", "pjwait", "mpiexec", "mpirun"];
+
+/// The command that runs the jobs of a spool, behind `tofu`.
+pub const QUEUE: &str = "pjqueue";

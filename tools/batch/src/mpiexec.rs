@@ -1,0 +1,592 @@
+//! `mpiexec` with the options of Fugaku's, which starts ranks as `tofu run` does.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use tofu_jobs::{JobShape, JobSpec, Libs, RankFile, RankOrder, Variable};
+use tofu_jtofu::LogicalShape;
+
+use crate::environment::{MARK, SPOOL};
+use crate::record::Record;
+use crate::request::Order;
+use crate::resources::MOST;
+use crate::spool::Spool;
+
+/// The most ranks on a node of Fugaku's that have control queues here.
+const MOST_ON_NODE: u32 = 36;
+/// The longest file of places, in bytes.
+const MOST_PLACES: u64 = 1 << 20;
+
+/// The command line.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Call {
+    ranks: Option<u32>,
+    per_node: Option<u32>,
+    places: Option<String>,
+    out: Option<Sink>,
+    err: Option<Sink>,
+    input: Option<String>,
+    variables: Vec<(String, Option<String>)>,
+    folder: Option<String>,
+    prefix: bool,
+    local: bool,
+    machine: Option<String>,
+    ignored: Vec<String>,
+    program: Vec<String>,
+}
+
+/// A file that outputs go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Sink {
+    /// One for all ranks.
+    Shared(String),
+    /// One for each rank.
+    PerRank(String),
+}
+
+/// What an option does.
+#[derive(Clone, Copy)]
+enum Action {
+    Ranks,
+    PerNode,
+    Places,
+    /// Which outputs, and whether each rank has its own file.
+    Output(Which, bool),
+    Input,
+    Variable,
+    /// A name and a value as two words.
+    NamedVariable,
+    Folder,
+    Prefix,
+    Tag,
+    Local,
+    Machine,
+    /// Left out, with so many words behind it.
+    Ignore(usize),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Out,
+    Err,
+    Both,
+}
+
+use Action::{Ignore, Output};
+
+/// Options without the dashes in front, of which there may be one or two.
+const OPTIONS: [(&str, Action); 62] = [
+    ("n", Action::Ranks),
+    ("np", Action::Ranks),
+    ("c", Action::Ranks),
+    ("ppn", Action::PerNode),
+    ("npernode", Action::PerNode),
+    ("N", Action::PerNode),
+    ("vcoordfile", Action::Places),
+    ("of", Output(Which::Both, false)),
+    ("std", Output(Which::Both, false)),
+    ("of-proc", Output(Which::Both, true)),
+    ("std-proc", Output(Which::Both, true)),
+    ("ofout", Output(Which::Out, false)),
+    ("stdout", Output(Which::Out, false)),
+    ("ofout-proc", Output(Which::Out, true)),
+    ("stdout-proc", Output(Which::Out, true)),
+    ("oferr", Output(Which::Err, false)),
+    ("stderr", Output(Which::Err, false)),
+    ("oferr-proc", Output(Which::Err, true)),
+    ("stderr-proc", Output(Which::Err, true)),
+    ("stdin", Action::Input),
+    ("x", Action::Variable),
+    ("env", Action::NamedVariable),
+    ("genv", Action::NamedVariable),
+    ("wdir", Action::Folder),
+    ("wd", Action::Folder),
+    ("ofprefix", Action::Prefix),
+    ("stdprefix", Action::Prefix),
+    ("tag-output", Action::Tag),
+    ("local", Action::Local),
+    ("machine", Action::Machine),
+    ("mca", Ignore(2)),
+    ("gmca", Ignore(2)),
+    ("am", Ignore(1)),
+    ("tune", Ignore(1)),
+    ("nompi", Ignore(0)),
+    ("debuglib", Ignore(1)),
+    ("fjdbg-sig", Ignore(1)),
+    ("fjdbg-out-dir", Ignore(1)),
+    ("fjdbg-dlock", Ignore(0)),
+    ("hostfile", Ignore(1)),
+    ("machinefile", Ignore(1)),
+    ("f", Ignore(1)),
+    ("host", Ignore(1)),
+    ("H", Ignore(1)),
+    ("hosts", Ignore(1)),
+    ("map-by", Ignore(1)),
+    ("rank-by", Ignore(1)),
+    ("bind-to", Ignore(1)),
+    ("bind-to-core", Ignore(0)),
+    ("bycore", Ignore(0)),
+    ("bynode", Ignore(0)),
+    ("bysocket", Ignore(0)),
+    ("report-bindings", Ignore(0)),
+    ("display-map", Ignore(0)),
+    ("display-allocation", Ignore(0)),
+    ("oversubscribe", Ignore(0)),
+    ("allow-run-as-root", Ignore(0)),
+    ("launcher", Ignore(1)),
+    ("bootstrap", Ignore(1)),
+    ("iface", Ignore(1)),
+    ("prefix", Ignore(1)),
+    ("v", Ignore(0)),
+];
+
+/// Reads the command line.
+fn read(words: &[String]) -> anyhow::Result<Call> {
+    let mut call = Call::default();
+    let mut words = words;
+    while let [word, rest @ ..] = words {
+        let Some(name) = word.strip_prefix('-').filter(|name| !name.is_empty()) else { break };
+        let name = name.strip_prefix('-').unwrap_or(name);
+        let (name, attached) = match name.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (name, None),
+        };
+        words = rest;
+        let known = OPTIONS.iter().find(|(known, _)| *known == name);
+        let Some((_, action)) = known else {
+            let names = OPTIONS.iter().map(|(known, _)| *known);
+            let hint = match tofu_ui::nearest(name, names) {
+                Some(near) => format!("; did you mean -{near}?"),
+                None => "; tofu mpiexec --help lists those there are".to_owned(),
+            };
+            bail!("{word}: no such option{hint}");
+        };
+        let mut attached = attached;
+        let mut next = || -> anyhow::Result<String> {
+            if let Some(value) = attached.take() {
+                return Ok(value);
+            }
+            let [value, rest @ ..] = words else { bail!("{word}: a value must follow") };
+            words = rest;
+            Ok(value.clone())
+        };
+        match action {
+            Action::Ranks => call.ranks = Some(number(word, &next()?)?),
+            Action::PerNode => call.per_node = Some(number(word, &next()?)?),
+            Action::Places => call.places = Some(next()?),
+            Output(which, own) => {
+                let value = next()?;
+                let sink = if *own { Sink::PerRank(value) } else { Sink::Shared(value) };
+                if *which != Which::Err {
+                    call.out = Some(sink.clone());
+                }
+                if *which != Which::Out {
+                    call.err = Some(sink);
+                }
+            }
+            Action::Input => call.input = Some(next()?),
+            Action::Variable => call.variables.extend(variables(word, &next()?)?),
+            Action::NamedVariable => {
+                let name = next()?;
+                call.variables.push((name, Some(next()?)));
+            }
+            Action::Folder => call.folder = Some(next()?),
+            Action::Prefix => {
+                next()?;
+                call.prefix = true;
+            }
+            Action::Tag => call.prefix = true,
+            Action::Local => call.local = true,
+            Action::Machine => call.machine = Some(next()?),
+            Ignore(values) => {
+                let values = (0..*values).map(|_| next()).collect::<anyhow::Result<Vec<_>>>()?;
+                let words = std::iter::once(word.clone()).chain(values.clone());
+                match &*values {
+                    // Open MPI's way to ask for names of ranks in front of lines.
+                    [name, value] if name == "orte_tag_output" => call.prefix = value != "0",
+                    _ => call.ignored.push(words.collect::<Vec<_>>().join(" ")),
+                }
+            }
+        }
+    }
+    if let Some(at) = words.iter().position(|word| word == ":") {
+        let second = words.get(at + 1).map_or("nothing", String::as_str);
+        bail!("a : and {second}: several programs in one job are not here");
+    }
+    call.program = words.to_vec();
+    if call.program.is_empty() {
+        bail!("no program named");
+    }
+    Ok(call)
+}
+
+fn number(option: &str, text: &str) -> anyhow::Result<u32> {
+    match text.parse() {
+        Ok(number @ 1..=MOST) => Ok(number),
+        _ => bail!("{option} {text}: must be a whole number from 1 to {MOST}"),
+    }
+}
+
+fn variables(option: &str, text: &str) -> anyhow::Result<Vec<(String, Option<String>)>> {
+    let mut variables = Vec::new();
+    // A comma is a part of a value, unless another variable follows.
+    for item in text.split_inclusive(',') {
+        let is_name = |name: &str| !name.is_empty() && !name.contains([',', ' ', '\0']);
+        match item.trim_end_matches(',').split_once('=') {
+            Some((name, value)) if is_name(name) => {
+                variables.push((name.to_owned(), Some(value.to_owned())));
+            }
+            None if variables.is_empty() && is_name(item.trim_end_matches(',')) => {
+                variables.push((item.trim_end_matches(',').to_owned(), None));
+            }
+            _ => match variables.last_mut() {
+                Some((_, Some(value))) => {
+                    *value = format!("{value},{}", item.trim_end_matches(','));
+                }
+                _ => bail!("{option} {text}: must be NAME=VALUE or NAME"),
+            },
+        }
+    }
+    Ok(variables)
+}
+
+/// Reads places of ranks: a line such as `(0,1,2)` for each, with words behind it that are left
+/// out.
+fn places(text: &str) -> Result<Vec<[u32; 3]>, usize> {
+    let mut places = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let read = || {
+            let (inside, _) = line.strip_prefix('(')?.split_once(')')?;
+            let mut place = [0; 3];
+            let numbers: Vec<&str> = inside.split(',').collect();
+            if numbers.len() > place.len() {
+                return None;
+            }
+            for (place, number) in place.iter_mut().zip(numbers) {
+                *place = number.trim().parse().ok()?;
+            }
+            Some(place)
+        };
+        places.push(read().ok_or(number + 1)?);
+    }
+    Ok(places)
+}
+
+fn read_places(name: &str) -> anyhow::Result<Vec<[u32; 3]>> {
+    // It may be a pipe, as of <(...) in a shell.
+    let file = fs::File::open(name).with_context(|| format!("cannot read {name}"))?;
+    let mut text = String::new();
+    io::Read::read_to_string(&mut io::Read::take(file, MOST_PLACES), &mut text)
+        .with_context(|| format!("cannot read {name}"))?;
+    let places = places(&text).map_err(|line| {
+        anyhow::anyhow!("{name} line {line}: must be a place such as (0), (0,1) or (0,1,2)")
+    })?;
+    if places.is_empty() {
+        bail!("{name}: no places in it");
+    }
+    Ok(places)
+}
+
+/// The job that this is called in.
+struct Job {
+    record: Record,
+    /// How often `mpiexec` has been called in it, with this time.
+    call: u64,
+}
+
+impl Job {
+    fn find() -> anyhow::Result<Option<Self>> {
+        let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
+        let (Some(mark), Some(spool)) = (variable(MARK), variable(SPOOL)) else { return Ok(None) };
+        let spool = Spool::at(Path::new(&spool))?;
+        let key = mark.rsplit('/').next().unwrap_or_default();
+        let records = spool.lock()?.records()?;
+        let record = records.into_iter().find(|record| record.key.to_string() == key);
+        let Some(record) = record else { return Ok(None) };
+        let call = spool.count_call(key)?;
+        Ok(Some(Self { record, call }))
+    }
+
+    /// The file of an output, if the user names none: as on Fugaku, one for each rank.
+    fn usual(&self, name: &str) -> RankFile {
+        let (id, call) = (self.record.key, self.call);
+        file(format!("output.{id}/%/1000R/{call}/{name}.{call}.%r"))
+    }
+}
+
+fn file(name: String) -> RankFile {
+    let empty = env::var("PLE_MPI_STD_EMPTYFILE").is_ok_and(|value| value == "off");
+    RankFile { name, empty: !empty }
+}
+
+/// The file of an output.
+fn sink(sink: &Sink, job: Option<&Job>) -> RankFile {
+    let expand = |form: &str| {
+        let call = job.map_or(1, |job| job.call).to_string();
+        // Ranks are filled in later, and so is a percent sign.
+        let form = form.replace("%m", &call).replace("%%", "%%%%");
+        match job {
+            Some(job) => job.record.expand(&form),
+            None => form.replace("%%%%", "%%"),
+        }
+    };
+    match sink {
+        Sink::Shared(form) => file(expand(form)),
+        Sink::PerRank(form) => {
+            let call = job.map_or(1, |job| job.call);
+            file(format!("{}.{call}.%r", expand(form)))
+        }
+    }
+}
+
+/// Runs a program as ranks. Returns the exit code.
+///
+/// # Errors
+///
+/// One line for the user.
+pub fn mpiexec(words: &[String]) -> anyhow::Result<u8> {
+    let call = read(words)?;
+    let job = Job::find()?;
+    if !call.ignored.is_empty() {
+        let _ = writeln!(io::stderr(), "mpiexec: ignored: {}", call.ignored.join(", "));
+    }
+    if let Some(folder) = &call.folder {
+        env::set_current_dir(folder).with_context(|| format!("-wdir {folder}"))?;
+    }
+    tofu_jobs::run(&spec(call, job.as_ref())?)
+}
+
+fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
+    let request = job.map(|job| &job.record.request);
+    let mut order = RankOrder::default();
+    let listed = match (&call.places, request.map(|request| &request.order)) {
+        (Some(name), _) => Some(name),
+        (None, Some(Order::File(name))) => Some(name),
+        (None, Some(Order::ByNode)) => {
+            order = RankOrder::RoundRobin;
+            None
+        }
+        _ => None,
+    };
+    let listed = listed.map(|name| read_places(name)).transpose()?;
+    let in_list = listed.as_ref().map(|places| places.len() as u32);
+    let all = request.map(|request| request.ranks());
+    let ranks = call.ranks.or(call.places.as_ref().and(in_list)).or(all);
+    if let (Some(ranks), Some(most)) = (ranks, request.and_then(|request| request.processes))
+        && ranks > most
+    {
+        bail!("-n {ranks}: the job has {most} processes (--mpi proc={most})");
+    }
+    let (map, ppn) = match request {
+        Some(request) => {
+            let on_node = call.per_node.unwrap_or_else(|| request.on_node());
+            let torus = LogicalShape::new(request.torus()).context("no such job")?;
+            on_nodes(torus, on_node, ranks)
+        }
+        None => (None, call.per_node),
+    };
+    if let Some(places) = listed {
+        order = RankOrder::At(places);
+    }
+    let machine = match call.local {
+        true => None,
+        false => call.machine.or_else(|| request.and_then(|request| request.machine.clone())),
+    };
+    let parsed = machine.as_deref().map(str::parse).transpose();
+    let machine = parsed.map_err(|error| anyhow::anyhow!("--machine: {error}"))?;
+    let local = machine.is_none();
+    let files = [(&call.out, "stdout"), (&call.err, "stderr")];
+    let files = files.map(|(given, name)| match given {
+        Some(given) => Some(sink(given, job)),
+        None => job.map(|job| job.usual(name)),
+    });
+    Ok(JobSpec {
+        ranks,
+        map,
+        ppn,
+        machine,
+        local,
+        mpi: true,
+        env: variables_of(&call.variables, job, local)?,
+        copy: Vec::new(),
+        out: None,
+        cwd: (!local).then(|| PathBuf::from(".")),
+        libs: Libs::Auto,
+        timeout: None,
+        grace: "2s".parse().map_err(|error| anyhow::anyhow!("{error}"))?,
+        restart: 0,
+        order,
+        files,
+        input: call.input.map(PathBuf::from),
+        root: false,
+        no_prefix: !call.prefix,
+        json: false,
+        shape: None::<JobShape>,
+        no_wait: false,
+        generation: None,
+        image: None,
+        driver: None,
+        links: None,
+        program: call.program,
+    })
+}
+
+/// Returns the torus of a call, and the ranks on each node. A call with few ranks has all nodes of
+/// the job, of which some stay empty.
+fn on_nodes(
+    torus: LogicalShape,
+    on_node: u32,
+    ranks: Option<u32>,
+) -> (Option<LogicalShape>, Option<u32>) {
+    let ranks = ranks.unwrap_or(1);
+    let needed = ranks.div_ceil(torus.nodes()).max(on_node);
+    if needed <= MOST_ON_NODE {
+        return (Some(torus), Some(needed));
+    }
+    let nodes = ranks.div_ceil(MOST_ON_NODE).max(torus.nodes());
+    let _ = writeln!(
+        io::stderr(),
+        "mpiexec: nodes here have up to {MOST_ON_NODE} ranks, so {ranks} ranks have {nodes}"
+    );
+    (None, Some(MOST_ON_NODE))
+}
+
+/// Returns the variables of the ranks: those of `-x`, and on nodes all that the script has set.
+fn variables_of(
+    given: &[(String, Option<String>)],
+    job: Option<&Job>,
+    local: bool,
+) -> anyhow::Result<Vec<Variable>> {
+    let mut variables: BTreeMap<String, String> = BTreeMap::new();
+    if let Some(job) = job.filter(|_| !local) {
+        let before: BTreeMap<_, _> = job.record.environment.iter().cloned().collect();
+        let here = env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
+        // What belongs to this host.
+        let ours = ["PATH", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", SPOOL, MARK];
+        variables.extend(here.filter(|(name, value)| {
+            !ours.contains(&name.as_str()) && before.get(name) != Some(value)
+        }));
+    }
+    for (name, value) in given {
+        let value = match value {
+            Some(value) => value.clone(),
+            None => env::var(name).unwrap_or_default(),
+        };
+        variables.insert(name.clone(), value);
+    }
+    let as_variable = |(name, value): (String, String)| {
+        let text = format!("{name}={value}");
+        text.parse().map_err(|error| anyhow::anyhow!("-x {text}: {error}"))
+    };
+    variables.into_iter().map(as_variable).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Part;
+    use crate::record::tests::record;
+    use crate::request::Request;
+    use proptest::prelude::*;
+
+    fn call(text: &str) -> Call {
+        read(&text.split(' ').map(str::to_owned).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn options_have_one_dash_or_two() {
+        let expected = Call {
+            ranks: Some(4),
+            places: Some("v".into()),
+            out: Some(Sink::PerRank("%/1000R/out".into())),
+            err: Some(Sink::Shared("e".into())),
+            input: Some("in".into()),
+            variables: vec![("A".into(), Some("1,2".into())), ("B".into(), Some("x=y".into()))],
+            prefix: true,
+            ignored: vec!["-mca btl_tofu_eager_limit 1024".into(), "--bind-to core".into()],
+            program: vec!["./a.out".into(), "-n".into(), "7".into()],
+            ..Call::default()
+        };
+        let text = "-np 4 --vcoordfile v -of both -stdout-proc %/1000R/out -oferr e --stdin=in \
+                    -x A=1,2,B=x=y -ofprefix rank,nid -mca btl_tofu_eager_limit 1024 --bind-to core \
+                    ./a.out -n 7";
+        assert_eq!(call(text), expected);
+        assert!(call("-mca orte_tag_output 1 a").prefix);
+        assert_eq!(call("-x HOME a").variables, [("HOME".to_owned(), None)]);
+        for (text, expected) in [
+            ("-np 0 a", "-np 0: must be a whole number from 1 to 256"),
+            ("-n", "-n: a value must follow"),
+            ("-n 2", "no program named"),
+            ("-ranks 2 a", "-ranks: no such option"),
+            ("-n 2 a : -n 2 b", "a : and -n: several programs"),
+            ("-x =1 a", "-x =1: must be NAME=VALUE"),
+        ] {
+            let words: Vec<_> = text.split(' ').map(str::to_owned).collect();
+            let error = format!("{:#}", read(&words).unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn places_are_read() {
+        let text = "# rank 0\n(0,1,2) core=4\n\n (1)\n(2, 3)\n";
+        assert_eq!(places(text), Ok(vec![[0, 1, 2], [1, 0, 0], [2, 3, 0]]));
+        for (text, line) in [("(0)\n0", 2), ("(0,1,2,3)", 1), ("(x)", 1), ("(0", 1), ("(-1)", 1)] {
+            assert_eq!(places(text), Err(line), "{text}");
+        }
+    }
+
+    #[test]
+    fn outputs_of_jobs_are_files() {
+        let job = Job { record: record(Part::Bulk(3), Request::default()), call: 2 };
+        let path = |file: RankFile| file.path(1500).display().to_string();
+        assert_eq!(path(job.usual("stdout")), "output.12[3]/1000/2/stdout.2.1500");
+        let of = |form: &str, job| path(sink(&Sink::Shared(form.into()), job));
+        assert_eq!(of("%n.%j.%m.%b.%06r.%%r", Some(&job)), "job.sh.12[3].2.3.001500.%r");
+        assert_eq!(of("%n.%r.%%", None), "%n.1500.%");
+        assert_eq!(path(sink(&Sink::PerRank("o/%/1000R/e".into()), Some(&job))), "o/1000/e.2.1500");
+    }
+
+    #[test]
+    fn calls_have_the_nodes_of_their_job() {
+        let request = Request { per_node: Some(4), ..Request::default() };
+        let mut job = Job { record: record(Part::Whole, request), call: 1 };
+        job.record.request.nodes.lens = vec![2, 3];
+        let spec_of = |text: &str, job: &Job| spec(call(text), Some(job));
+        let found = spec_of("a", &job).unwrap();
+        assert_eq!((found.ranks, found.ppn), (Some(24), Some(4)));
+        assert_eq!(found.map.unwrap().to_string(), "2x3");
+        assert!(found.local && found.mpi && found.no_prefix);
+        let found = spec_of("-n 2 a", &job).unwrap();
+        assert_eq!((found.ranks, found.ppn, found.map.unwrap().nodes()), (Some(2), Some(4), 6));
+        job.record.request.order = Order::ByNode;
+        assert_eq!(spec_of("a", &job).unwrap().order, RankOrder::RoundRobin);
+        job.record.request.processes = Some(8);
+        let error = spec_of("-n 9 a", &job).unwrap_err().to_string();
+        assert!(error.contains("-n 9: the job has 8 processes"), "{error}");
+        job.record.request.processes = Some(48);
+        job.record.request.per_node = None;
+        job.record.request.nodes.lens = vec![1];
+        let found = spec_of("a", &job).unwrap();
+        assert_eq!((found.ranks, found.ppn, found.map), (Some(48), Some(36), None));
+    }
+
+    proptest! {
+        #[test]
+        fn any_places_are_read(text in "(\\(|\\)|,|[0-9]| |\n|\\PC){0,30}") {
+            if let Ok(places) = places(&text) {
+                prop_assert!(places.len() <= text.lines().count());
+            }
+        }
+    }
+}

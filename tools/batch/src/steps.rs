@@ -1,0 +1,120 @@
+//! Conditions of steps on the results of earlier ones.
+
+use serde::{Deserialize, Serialize};
+
+use crate::key;
+
+/// A result that a condition looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Judged {
+    /// The exit code of the script.
+    Exit,
+    /// The code of the job manager.
+    Manager,
+}
+
+/// A comparison with a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Comparison {
+    Equal,
+    Unequal,
+    Less,
+    AtMost,
+    More,
+    AtLeast,
+}
+
+/// The steps that are not run if a condition holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Without {
+    /// This one.
+    One,
+    /// This one, and those that depend on it.
+    After,
+    /// This one and all later ones.
+    All,
+}
+
+/// A condition under which a step is not run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Dependency {
+    pub(crate) result: Judged,
+    pub(crate) comparison: Comparison,
+    pub(crate) number: i32,
+    pub(crate) without: Without,
+    /// The steps that are looked at; without any, the one before.
+    pub(crate) steps: Vec<u32>,
+}
+
+impl Dependency {
+    /// Reads `ec!=0:all:1`, or `NONE`, which is no condition.
+    pub(crate) fn read(text: &str) -> Result<Option<Self>, ()> {
+        if text == "NONE" {
+            return Ok(None);
+        }
+        let mut parts = text.split(':');
+        let condition = parts.next().unwrap_or_default();
+        let (result, rest) = match condition.split_at_checked(2).ok_or(())? {
+            ("ec", rest) => (Judged::Exit, rest),
+            ("pc", rest) => (Judged::Manager, rest),
+            _ => return Err(()),
+        };
+        // Longer ones first.
+        let comparisons = [
+            ("==", Comparison::Equal),
+            ("!=", Comparison::Unequal),
+            ("<=", Comparison::AtMost),
+            (">=", Comparison::AtLeast),
+            ("<", Comparison::Less),
+            (">", Comparison::More),
+        ];
+        let read = |(sign, comparison)| Some((rest.strip_prefix(sign)?, comparison));
+        let (number, comparison) = comparisons.into_iter().find_map(read).ok_or(())?;
+        let number = key::number(number)?.try_into().map_err(|_| ())?;
+        let without = match parts.next() {
+            None | Some("one") => Without::One,
+            Some("after") => Without::After,
+            Some("all") => Without::All,
+            Some(_) => return Err(()),
+        };
+        let steps = parts.map(key::number).collect::<Result<_, _>>()?;
+        Ok(Some(Self { result, comparison, number, without, steps }))
+    }
+
+    /// Returns true if the condition holds for a step's results.
+    pub(crate) fn holds(&self, exit: i32, manager: i32) -> bool {
+        let result = match self.result {
+            Judged::Exit => exit,
+            Judged::Manager => manager,
+        };
+        match self.comparison {
+            Comparison::Equal => result == self.number,
+            Comparison::Unequal => result != self.number,
+            Comparison::Less => result < self.number,
+            Comparison::AtMost => result <= self.number,
+            Comparison::More => result > self.number,
+            Comparison::AtLeast => result >= self.number,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_are_read_and_hold() {
+        let read = |text: &str| Dependency::read(text).unwrap().unwrap();
+        let all = read("ec!=0:all:1:3");
+        assert_eq!((all.without, &*all.steps), (Without::All, &[1, 3][..]));
+        assert!(all.holds(2, 0) && !all.holds(0, 2));
+        assert!(read("pc>=11").holds(0, 11));
+        assert!(read("ec<5:after").holds(4, 0));
+        assert!(read("ec==3").holds(3, 0) && !read("ec>3").holds(3, 0));
+        assert_eq!(Dependency::read("NONE"), Ok(None));
+        for text in ["", "ec", "ec=0", "ec!=", "ec!=x", "xx==1", "ec==1:some", "ec==1:all:x", "é"]
+        {
+            assert_eq!(Dependency::read(text), Err(()), "{text}");
+        }
+    }
+}
