@@ -23,7 +23,7 @@ use crate::statistics;
 const MOST_SCRIPT: u64 = 16 << 20;
 /// The name of a job whose script is standard input.
 const STDIN: &str = "STDIN";
-/// How often `pjwait` looks.
+/// The time between two looks of `pjwait`.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A message with the number that public documents give it. Those without one have 0099 here.
@@ -429,7 +429,7 @@ fn cell(record: &Record, column: &str) -> String {
     }
 }
 
-/// What `pjstat` shows.
+/// The choices of `pjstat`.
 struct View {
     /// Jobs that have ended, rather than those that have not.
     ended: bool,

@@ -11,7 +11,7 @@ pub(crate) struct Directive {
     pub(crate) late: bool,
 }
 
-/// What is wrong with a line.
+/// A line with a quote that is not closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unquoted {
     pub(crate) line: usize,

@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use tofu_jobs::{JobShape, JobSpec, Libs, RankFile, RankOrder, Variable};
+use tofu_jobs::{JobSpec, Libs, RankFile, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
 
 use crate::environment::{MARK, SPOOL};
 use crate::record::Record;
-use crate::request::Order;
+use crate::request::{Order, Request};
 use crate::resources::MOST;
 use crate::spool::Spool;
 
@@ -48,7 +48,7 @@ enum Sink {
     PerRank(String),
 }
 
-/// What an option does.
+/// The meaning of an option.
 #[derive(Clone, Copy)]
 enum Action {
     Ranks,
@@ -144,6 +144,30 @@ const OPTIONS: [(&str, Action); 62] = [
     ("v", Ignore(0)),
 ];
 
+/// The words of a command line, of which an option takes some.
+struct Words<'a> {
+    option: &'a str,
+    /// The value behind an equals sign.
+    attached: Option<String>,
+    rest: &'a [String],
+}
+
+impl Words<'_> {
+    fn next(&mut self) -> anyhow::Result<String> {
+        if let Some(value) = self.attached.take() {
+            return Ok(value);
+        }
+        let [value, rest @ ..] = self.rest else { bail!("{}: a value must follow", self.option) };
+        self.rest = rest;
+        Ok(value.clone())
+    }
+
+    fn number(&mut self) -> anyhow::Result<u32> {
+        let text = self.next()?;
+        number(self.option, &text)
+    }
+}
+
 /// Reads the command line.
 fn read(words: &[String]) -> anyhow::Result<Call> {
     let mut call = Call::default();
@@ -155,7 +179,6 @@ fn read(words: &[String]) -> anyhow::Result<Call> {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (name, None),
         };
-        words = rest;
         let known = OPTIONS.iter().find(|(known, _)| *known == name);
         let Some((_, action)) = known else {
             let names = OPTIONS.iter().map(|(known, _)| *known);
@@ -165,53 +188,9 @@ fn read(words: &[String]) -> anyhow::Result<Call> {
             };
             bail!("{word}: no such option{hint}");
         };
-        let mut attached = attached;
-        let mut next = || -> anyhow::Result<String> {
-            if let Some(value) = attached.take() {
-                return Ok(value);
-            }
-            let [value, rest @ ..] = words else { bail!("{word}: a value must follow") };
-            words = rest;
-            Ok(value.clone())
-        };
-        match action {
-            Action::Ranks => call.ranks = Some(number(word, &next()?)?),
-            Action::PerNode => call.per_node = Some(number(word, &next()?)?),
-            Action::Places => call.places = Some(next()?),
-            Output(which, own) => {
-                let value = next()?;
-                let sink = if *own { Sink::PerRank(value) } else { Sink::Shared(value) };
-                if *which != Which::Err {
-                    call.out = Some(sink.clone());
-                }
-                if *which != Which::Out {
-                    call.err = Some(sink);
-                }
-            }
-            Action::Input => call.input = Some(next()?),
-            Action::Variable => call.variables.extend(variables(word, &next()?)?),
-            Action::NamedVariable => {
-                let name = next()?;
-                call.variables.push((name, Some(next()?)));
-            }
-            Action::Folder => call.folder = Some(next()?),
-            Action::Prefix => {
-                next()?;
-                call.prefix = true;
-            }
-            Action::Tag => call.prefix = true,
-            Action::Local => call.local = true,
-            Action::Machine => call.machine = Some(next()?),
-            Ignore(values) => {
-                let values = (0..*values).map(|_| next()).collect::<anyhow::Result<Vec<_>>>()?;
-                let words = std::iter::once(word.clone()).chain(values.clone());
-                match &*values {
-                    // Open MPI's way to ask for names of ranks in front of lines.
-                    [name, value] if name == "orte_tag_output" => call.prefix = value != "0",
-                    _ => call.ignored.push(words.collect::<Vec<_>>().join(" ")),
-                }
-            }
-        }
+        let mut taken = Words { option: word, attached, rest };
+        call.take(*action, &mut taken)?;
+        words = taken.rest;
     }
     if let Some(at) = words.iter().position(|word| word == ":") {
         let second = words.get(at + 1).map_or("nothing", String::as_str);
@@ -222,6 +201,56 @@ fn read(words: &[String]) -> anyhow::Result<Call> {
         bail!("no program named");
     }
     Ok(call)
+}
+
+impl Call {
+    fn take(&mut self, action: Action, words: &mut Words<'_>) -> anyhow::Result<()> {
+        match action {
+            Action::Ranks => self.ranks = Some(words.number()?),
+            Action::PerNode => self.per_node = Some(words.number()?),
+            Action::Places => self.places = Some(words.next()?),
+            Output(which, own) => {
+                let value = words.next()?;
+                let sink = if own { Sink::PerRank(value) } else { Sink::Shared(value) };
+                if which != Which::Err {
+                    self.out = Some(sink.clone());
+                }
+                if which != Which::Out {
+                    self.err = Some(sink);
+                }
+            }
+            Action::Input => self.input = Some(words.next()?),
+            Action::Variable => {
+                let text = words.next()?;
+                self.variables.extend(variables(words.option, &text)?);
+            }
+            Action::NamedVariable => {
+                let name = words.next()?;
+                self.variables.push((name, Some(words.next()?)));
+            }
+            Action::Folder => self.folder = Some(words.next()?),
+            Action::Prefix => {
+                words.next()?;
+                self.prefix = true;
+            }
+            Action::Tag => self.prefix = true,
+            Action::Local => self.local = true,
+            Action::Machine => self.machine = Some(words.next()?),
+            Ignore(count) => {
+                let values =
+                    (0..count).map(|_| words.next()).collect::<anyhow::Result<Vec<_>>>()?;
+                match &*values {
+                    // Open MPI's way to ask for names of ranks in front of lines.
+                    [name, value] if name == "orte_tag_output" => self.prefix = value != "0",
+                    _ => {
+                        let all = std::iter::once(words.option.to_owned()).chain(values);
+                        self.ignored.push(all.collect::<Vec<_>>().join(" "));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 fn number(option: &str, text: &str) -> anyhow::Result<u32> {
@@ -298,7 +327,7 @@ fn read_places(name: &str) -> anyhow::Result<Vec<[u32; 3]>> {
 /// The job that this is called in.
 struct Job {
     record: Record,
-    /// How often `mpiexec` has been called in it, with this time.
+    /// The number of calls of `mpiexec` in it, with this one.
     call: u64,
 }
 
@@ -364,22 +393,32 @@ pub fn mpiexec(words: &[String]) -> anyhow::Result<u8> {
     tofu_jobs::run(&spec(call, job.as_ref())?)
 }
 
+/// Returns which rank is on which node: as the call says, or else the job.
+fn order(call: &Call, request: Option<&Request>) -> anyhow::Result<RankOrder> {
+    Ok(match (&call.places, request.map(|request| &request.order)) {
+        (Some(name), _) | (None, Some(Order::File(name))) => RankOrder::At(read_places(name)?),
+        (None, Some(Order::ByNode)) => RankOrder::RoundRobin,
+        (None, _) => RankOrder::NodeAfterNode,
+    })
+}
+
+/// Returns the files of both outputs.
+fn files(call: &Call, job: Option<&Job>) -> [Option<RankFile>; 2] {
+    [(&call.out, "stdout"), (&call.err, "stderr")].map(|(given, name)| match given {
+        Some(given) => Some(sink(given, job)),
+        None => job.map(|job| job.usual(name)),
+    })
+}
+
 fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
     let request = job.map(|job| &job.record.request);
-    let mut order = RankOrder::default();
-    let listed = match (&call.places, request.map(|request| &request.order)) {
-        (Some(name), _) => Some(name),
-        (None, Some(Order::File(name))) => Some(name),
-        (None, Some(Order::ByNode)) => {
-            order = RankOrder::RoundRobin;
-            None
-        }
+    let order = order(&call, request)?;
+    let in_list = match &order {
+        RankOrder::At(places) => Some(places.len() as u32),
         _ => None,
     };
-    let listed = listed.map(|name| read_places(name)).transpose()?;
-    let in_list = listed.as_ref().map(|places| places.len() as u32);
-    let all = request.map(|request| request.ranks());
-    let ranks = call.ranks.or(call.places.as_ref().and(in_list)).or(all);
+    let ranks = call.ranks.or(call.places.as_ref().and(in_list));
+    let ranks = ranks.or(request.map(Request::ranks));
     if let (Some(ranks), Some(most)) = (ranks, request.and_then(|request| request.processes))
         && ranks > most
     {
@@ -393,21 +432,16 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         }
         None => (None, call.per_node),
     };
-    if let Some(places) = listed {
-        order = RankOrder::At(places);
-    }
     let machine = match call.local {
         true => None,
-        false => call.machine.or_else(|| request.and_then(|request| request.machine.clone())),
+        false => {
+            call.machine.clone().or_else(|| request.and_then(|request| request.machine.clone()))
+        }
     };
-    let parsed = machine.as_deref().map(str::parse).transpose();
-    let machine = parsed.map_err(|error| anyhow::anyhow!("--machine: {error}"))?;
+    let machine = machine.as_deref().map(str::parse).transpose();
+    let machine = machine.map_err(|error| anyhow::anyhow!("--machine: {error}"))?;
     let local = machine.is_none();
-    let files = [(&call.out, "stdout"), (&call.err, "stderr")];
-    let files = files.map(|(given, name)| match given {
-        Some(given) => Some(sink(given, job)),
-        None => job.map(|job| job.usual(name)),
-    });
+    let files = files(&call, job);
     Ok(JobSpec {
         ranks,
         map,
@@ -429,7 +463,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         root: false,
         no_prefix: !call.prefix,
         json: false,
-        shape: None::<JobShape>,
+        shape: None,
         no_wait: false,
         generation: None,
         image: None,
@@ -496,7 +530,6 @@ mod tests {
     use super::*;
     use crate::key::Part;
     use crate::record::tests::record;
-    use crate::request::Request;
     use proptest::prelude::*;
 
     fn call(text: &str) -> Call {

@@ -33,7 +33,7 @@ impl Refusal {
     }
 }
 
-/// What is done about an option.
+/// The treatment of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Treatment {
     Honoured,

@@ -9,9 +9,9 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process};
 
 use crate::environment::MARK;
 
-/// How long processes may run after they were asked to end.
+/// The time for which processes may run after they were asked to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often processes are looked for.
+/// The time between two looks for processes.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Returns the processes that have a job's mark in their environment.
@@ -47,7 +47,7 @@ fn is_zombie(pid: Pid) -> bool {
     })
 }
 
-/// What a process of a job is to this program.
+/// The kinds of processes in a job.
 #[derive(PartialEq, Eq)]
 enum Kind {
     /// A script or a program of the user's.

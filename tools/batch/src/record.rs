@@ -1,4 +1,4 @@
-//! What the spool keeps about a job.
+//! Records of jobs, as the spool keeps them.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -79,7 +79,7 @@ pub(crate) fn span(seconds: u64) -> String {
     format!("{:04}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// How a job has ended.
+/// The end of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ending {
     /// The exit code of the script.
@@ -88,7 +88,7 @@ pub(crate) struct Ending {
     pub(crate) signal: i32,
     /// The code of the job manager.
     pub(crate) manager: i32,
-    /// What went wrong, if it has no code.
+    /// The error, if it has no code.
     pub(crate) detail: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a job asks for: the options of its script and of the command line together.
+//! Requests for jobs: the options of its script and of the command line together.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ pub(crate) enum Order {
     File(String),
 }
 
-/// How a job is made of sub jobs.
+/// The sub jobs of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Model {
     #[default]
@@ -126,7 +126,7 @@ impl Request {
 #[derive(Debug, Default)]
 pub(crate) struct Submission {
     pub(crate) request: Request,
-    /// What is left out, each with its place.
+    /// Options that are left out, each with its place.
     pub(crate) ignored: Vec<String>,
     /// True if only the job's number is to be printed.
     pub(crate) number_only: bool,

@@ -19,7 +19,7 @@ use crate::statistics;
 use crate::steps::Without;
 use crate::{processes, record};
 
-/// How often a running job is looked at.
+/// The time between two looks at a running job.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The file with the names of a job's nodes, beside its script.
 const NODES: &str = ".nodes";
@@ -161,7 +161,7 @@ fn run_job(spool: &Spool, record: &mut Record) {
     record.ended = Some(now());
 }
 
-/// Why a job has not begun.
+/// The reason why a job has not begun.
 struct Failure {
     manager: i32,
     why: String,

@@ -1,6 +1,6 @@
 //! The folder in which jobs wait: records, scripts, locks.
 //!
-//! Whoever reads or changes records holds the lock of the spool, for a moment. The process that
+//! A process that reads or changes records holds the lock of the spool, for a moment. The one that
 //! runs jobs holds another lock as long as it lives, so that there is one at most.
 
 use std::env;

@@ -72,14 +72,22 @@ pub(crate) fn text(record: &Record) -> String {
         rows.push(("SYSTEM CPU TIME (USE)", format!("{system} ms")));
     }
     if request.statistics == Some(true) {
-        rows.push(("MPI SHAPE", joined(request.torus())));
-        rows.push(("MAX PROC PER NODE", request.on_node().to_string()));
-        rows.push(("RANK MAP", record.order().to_owned()));
-        let machine = request.machine.clone();
-        rows.push(("MACHINE", machine.unwrap_or_else(|| "of processes here".to_owned())));
+        rows.extend(of_processes(record));
     }
     let lines = rows.iter().map(|(name, value)| format!("{name:<24}: {value}\n"));
     format!("\n{:10}Job Statistical Information\n\n{}", "", lines.collect::<String>())
+}
+
+/// The lines that `-S` adds.
+fn of_processes(record: &Record) -> [(&'static str, String); 4] {
+    let request = &record.request;
+    let machine = request.machine.clone();
+    [
+        ("MPI SHAPE", joined(request.torus())),
+        ("MAX PROC PER NODE", request.on_node().to_string()),
+        ("RANK MAP", record.order().to_owned()),
+        ("MACHINE", machine.unwrap_or_else(|| "of processes here".to_owned())),
+    ]
 }
 
 #[cfg(test)]

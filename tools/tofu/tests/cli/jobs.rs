@@ -15,7 +15,7 @@ use crate::tofu::{Place, wait_for};
 const PROGRAM: &str = "#!/bin/sh\necho \"rank $TOFU_RANK of $TOFU_SIZE\" \"$@\"\n\
                        echo \"err $TOFU_RANK\" >&2\n";
 
-/// A spool with a folder of its own for jobs.
+/// A spool, and a folder for jobs.
 struct Site {
     place: Place,
 }
