@@ -6,6 +6,8 @@ use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_image::{Arch, Cache, Phase, Program, Progress, Sysroot};
@@ -172,7 +174,6 @@ impl Toolchain {
 
 /// Builds the programs in a checkout. Returns the folder with them.
 fn build_programs(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathBuf> {
-    progress.update(Phase::Programs, 0, 1);
     let toolchain = Toolchain::find(root, STATIC, progress)?;
     let target = match toolchain {
         Toolchain::Own => STATIC,
@@ -183,16 +184,15 @@ fn build_programs(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathBu
     if let Toolchain::Debian { .. } = toolchain {
         cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
     }
-    let result = run(&mut cargo, root).context("the programs for arm64 nodes do not build")?;
+    let result = told_if_long(progress, Phase::Programs, LONG, || run(&mut cargo, root));
+    let result = result.context("the programs for arm64 nodes do not build")?;
     log::debug!("{}", String::from_utf8_lossy(&result.stderr));
-    progress.update(Phase::Programs, 1, 1);
     Ok(target)
 }
 
 /// Builds the libraries in a checkout. Returns the folder with them.
 fn build_libraries(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathBuf> {
     let sysroot = Cache::from_env()?.arm64_sysroot(progress)?;
-    progress.update(Phase::Libraries, 0, 1);
     let toolchain = Toolchain::find(root, SHARED, progress)?;
     let (mut cargo, target) = cargo(root, &toolchain, SHARED, &LIBRARY_PACKAGES);
     cargo.arg("--lib");
@@ -205,10 +205,40 @@ fn build_libraries(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathB
         }
         cargo.env("CARGO_ENCODED_RUSTFLAGS", flags);
     }
-    let result = run(&mut cargo, root).context("the libraries for arm64 nodes do not build")?;
+    let result = told_if_long(progress, Phase::Libraries, LONG, || run(&mut cargo, root));
+    let result = result.context("the libraries for arm64 nodes do not build")?;
     log::debug!("{}", String::from_utf8_lossy(&result.stderr));
-    progress.update(Phase::Libraries, 1, 1);
     Ok(target)
+}
+
+/// The time after which a build is one that users want to know of. If nothing is to be built, cargo
+/// takes less.
+const LONG: Duration = Duration::from_secs(2);
+
+/// Does some work, and reports it as a phase if it takes long.
+fn told_if_long<R: Send>(
+    progress: &dyn Progress,
+    phase: Phase,
+    long: Duration,
+    work: impl FnOnce() -> R + Send,
+) -> R {
+    let start = Instant::now();
+    let mut told = false;
+    let result = thread::scope(|scope| {
+        let working = scope.spawn(work);
+        while !working.is_finished() {
+            if !told && start.elapsed() >= long {
+                progress.update(phase, 0, 1);
+                told = true;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        working.join()
+    });
+    if told {
+        progress.update(phase, 1, 1);
+    }
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Returns a cargo command that builds packages for a target, and the folder of its results.
@@ -261,4 +291,34 @@ fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Output> {
         bail!("{name}: {}", tofu_ui::printable(last));
     }
     Ok(output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[derive(Default)]
+    struct Said(Mutex<Vec<u64>>);
+
+    impl Progress for Said {
+        fn update(&self, _: Phase, done: u64, _: u64) {
+            self.0.lock().unwrap().push(done);
+        }
+    }
+
+    #[test]
+    fn only_long_builds_are_reported() {
+        let said = |long: Duration, takes: Duration| {
+            let said = Said::default();
+            let work = || {
+                thread::sleep(takes);
+                7
+            };
+            assert_eq!(told_if_long(&said, Phase::Libraries, long, work), 7);
+            said.0.into_inner().unwrap()
+        };
+        assert_eq!(said(Duration::from_secs(3600), Duration::ZERO), [0; 0]);
+        assert_eq!(said(Duration::ZERO, Duration::from_millis(50)), [0, 1]);
+    }
 }
