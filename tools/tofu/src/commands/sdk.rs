@@ -29,9 +29,9 @@ pub(crate) struct SdkArgs {
 
     /// Architecture of the nodes that programs are compiled for: x86-64 or arm64
     ///
-    /// For arm64 the folder also gets bin/fccpx and bin/FCCpx, which compile with GCC and accept
+    /// The folder also gets bin/fccpx, bin/FCCpx and others, which compile with GCC and accept
     /// options of Fujitsu's compilers. If the host has no aarch64-linux-gnu-gcc, it is downloaded
-    /// into the cache.
+    /// into the cache for arm64.
     #[arg(long, value_name = "ARCH", default_value_t)]
     pub(crate) arch: Arch,
 
@@ -73,14 +73,13 @@ const MPICC: &str = include_str!("sdk/mpicc.sh");
 struct Compiler {
     /// Its name.
     names: &'static [&'static str],
-    /// Its further names where the nodes have Fugaku's processor, which are those of Fujitsu's
-    /// compilers.
+    /// Its further names, which are those of Fujitsu's compilers.
     fujitsu: &'static [&'static str],
     /// The variable that names another compiler. It is not CC or CXX, which name this script itself
     /// where MPI programs are built by make.
     variable: &'static str,
     default: &'static str,
-    /// The compiler for Fugaku's processor, beside the script.
+    /// The compiler with options of Fujitsu's, beside the script.
     cross: &'static str,
     libraries: &'static str,
 }
@@ -180,6 +179,22 @@ const FUJITSU: [(&str, &str, &str); 4] = [
     ("FCCpx", "aarch64-linux-gnu-g++", "TOFU_ARM64_CXX"),
     ("FCC", "aarch64-linux-gnu-g++", "TOFU_ARM64_CXX"),
 ];
+/// The same for programs that run on hosts like this.
+const FUJITSU_HERE: [(&str, &str, &str); 4] = [
+    ("fccpx", "gcc", "TOFU_CC"),
+    ("fcc", "gcc", "TOFU_CC"),
+    ("FCCpx", "g++", "TOFU_CXX"),
+    ("FCC", "g++", "TOFU_CXX"),
+];
+/// Warnings that newer compilers make errors of.
+const PERMITTED: [&str; 4] = [
+    "-Wno-error=implicit-function-declaration",
+    "-Wno-error=implicit-int",
+    "-Wno-error=int-conversion",
+    "-Wno-error=incompatible-pointer-types",
+];
+/// Compiles MPI programs with the host's MPI.
+const MPIFCC: &str = include_str!("sdk/mpifcc.sh");
 
 /// Further headers of a library.
 const MORE_HEADERS: [(&str, &str); 2] = [
@@ -262,7 +277,11 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
             fs::write(dir.join(name), text).with_context(cannot)?;
         }
         let compilers = compilers(args.no_compiler, progress)?;
-        write_fujitsu(&dir, &compilers, &sysroot.root).with_context(cannot)?;
+        write_fujitsu(&dir, Arch::Arm64, &compilers, &sysroot.root).with_context(cannot)?;
+    } else {
+        let none = Path::new("/nonexistent");
+        write_fujitsu(&dir, Arch::X86_64, none, none).with_context(cannot)?;
+        write_mpi_here(&dir).with_context(cannot)?;
     }
     if let Some(mpi) = &mpi {
         copy_mpi(args, mpi, &dir, progress).with_context(cannot)?;
@@ -281,16 +300,43 @@ fn compilers(none: bool, progress: &ImageProgress) -> anyhow::Result<PathBuf> {
 
 /// Writes the scripts that compile programs for arm64, with the folder of the compilers that were
 /// fetched, and the one with the C library.
-fn write_fujitsu(dir: &Path, compilers: &Path, sysroot: &Path) -> io::Result<()> {
+fn write_fujitsu(dir: &Path, arch: Arch, compilers: &Path, sysroot: &Path) -> io::Result<()> {
     // Between single quotes.
     let quoted = |path: &Path| path.display().to_string().replace('\'', r"'\''");
-    for (name, compiler, variable) in FUJITSU {
+    let (scripts, target, processor) = match arch {
+        Arch::Arm64 => (FUJITSU, "arm64", "-mcpu=a64fx"),
+        Arch::X86_64 => (FUJITSU_HERE, "x86-64", ""),
+    };
+    for (name, compiler, variable) in scripts {
+        let permitted = if name.starts_with('f') { PERMITTED.join(" ") } else { String::new() };
         let script = FCCPX
+            .replace("@target@", target)
+            .replace("@processor@", processor)
+            .replace("@permit@", &permitted)
             .replace("@name@", name)
             .replace("@compiler@", compiler)
             .replace("@variable@", variable)
             .replace("@fetched@", &quoted(compilers))
             .replace("@sysroot@", &quoted(sysroot));
+        write_script(dir, name, &script)?;
+    }
+    Ok(())
+}
+
+/// Writes the scripts that compile MPI programs with the host's MPI.
+fn write_mpi_here(dir: &Path) -> io::Result<()> {
+    let names = [("mpifccpx", "C"), ("mpifcc", "C"), ("mpiFCCpx", "C++"), ("mpiFCC", "C++")];
+    for (name, language) in names {
+        let (programs, compiler, variable, letters) = match language {
+            "C" => ("mpicc.mpich mpicc", "fcc", "MPICH_CC", "CC"),
+            _ => ("mpicxx.mpich mpicxx", "FCC", "MPICH_CXX", "CXX"),
+        };
+        let script = MPIFCC
+            .replace("@name@", name)
+            .replace("@programs@", programs)
+            .replace("@compiler@", compiler)
+            .replace("@variable@", variable)
+            .replace("@language@", letters);
         write_script(dir, name, &script)?;
     }
     Ok(())
@@ -373,11 +419,13 @@ fn copy_mpi(
 /// Writes the scripts that compile MPI programs.
 fn write_compilers(arch: Arch, dir: &Path) -> io::Result<()> {
     for compiler in &COMPILERS {
-        let (default, also): (_, &[&str]) = match arch {
-            Arch::X86_64 => (compiler.default, &[]),
-            Arch::Arm64 => (compiler.cross, compiler.fujitsu),
+        let default = match arch {
+            Arch::X86_64 => compiler.default,
+            Arch::Arm64 => compiler.cross,
         };
-        for name in compiler.names.iter().chain(also) {
+        let usual = compiler.names.iter().map(|name| (name, default));
+        let fujitsu = compiler.fujitsu.iter().map(|name| (name, compiler.cross));
+        for (name, default) in usual.chain(fujitsu) {
             let script = MPICC
                 .replace("@name@", name)
                 .replace("@variable@", compiler.variable)
@@ -402,43 +450,52 @@ mod tests {
 
     use super::*;
 
+    fn run(here: &Path, name: &str, args: &[&str], compiler: &str) -> std::process::Output {
+        let mut command = Command::new(here.join("bin").join(name));
+        command.args(args).env("TOFU_ARM64_CC", compiler).env("TOFU_ARM64_CXX", "echo c++");
+        command.env("PATH", "/usr/bin:/bin").output().unwrap()
+    }
+
     /// The translation of options of Fujitsu's compilers.
     #[test]
     fn options_of_fujitsus_compilers_are_known() {
         let folder = tempfile::tempdir().unwrap();
         let here = fs::canonicalize(folder.path()).unwrap();
-        write_fujitsu(&here, Path::new("/no/compilers"), Path::new("/a/it's here")).unwrap();
-        let run = |name: &str, args: &[&str], compiler: &str| {
-            let mut command = Command::new(here.join("bin").join(name));
-            command.args(args).env("TOFU_ARM64_CC", compiler).env("TOFU_ARM64_CXX", "echo c++");
-            command.env("PATH", "/usr/bin:/bin").output().unwrap()
-        };
+        let (fetched, sysroot) = (Path::new("/no/compilers"), Path::new("/a/it's here"));
+        write_fujitsu(&here, Arch::Arm64, fetched, sysroot).unwrap();
+        let run = |name: &str, args: &[&str], compiler: &str| run(&here, name, args, compiler);
         let say_by = |compiler: &str, name: &str, args: &[&str]| {
             let output = run(name, args, compiler);
             assert!(output.status.success(), "{name} {args:?}: {output:?}");
             String::from_utf8(output.stdout).unwrap().replace(here.to_str().unwrap(), "SDK")
         };
         let say = |name: &str, args: &[&str]| say_by("echo cc", name, args);
-        let begin = "-mcpu=a64fx -ISDK/include";
-        let link = "-LSDK/lib -Wl,--allow-shlib-undefined\n";
+        let permit = PERMITTED.join(" ");
+        let begin = format!("-mcpu=a64fx {permit} -ISDK/include");
+        let first = "-Wl,--no-as-needed";
+        let link = "-LSDK/lib -Wl,--allow-shlib-undefined -lm\n";
         let args = ["-Nclang", "-Kfast,openmp,ocl", "a.c", "-ltofucom", "-o", "a"];
         let optimised = "-O3 -ffast-math -fopenmp a.c -ltofucom -o a";
-        assert_eq!(say("fccpx", &args), format!("cc {begin} {optimised} {link}"));
-        assert_eq!(say("FCC", &args), format!("c++ {begin} {optimised} {link}"));
+        assert_eq!(say("fccpx", &args), format!("cc {begin} {first} {optimised} {link}"));
+        let begin_cxx = "-mcpu=a64fx -ISDK/include";
+        assert_eq!(say("FCC", &args), format!("c++ {begin_cxx} {first} {optimised} {link}"));
         assert_eq!(say("fcc", &["-KPIC", "-c", "a.c"]), format!("cc {begin} -fPIC -c a.c\n"));
         assert_eq!(
             say("fcc", &["-mcpu=a64fx+sve", "-S", "a.c"]),
-            "cc -ISDK/include -mcpu=a64fx -S a.c\n"
+            format!("cc {permit} -ISDK/include -mcpu=a64fx -S a.c\n")
         );
         assert_eq!(
             say("fcc", &["-KNOSVE", "-E", "a.c"]),
-            "cc -march=armv8.2-a+nosve -ISDK/include -E a.c\n"
+            format!("cc -march=armv8.2-a+nosve {permit} -ISDK/include -E a.c\n")
         );
-        assert_eq!(say("fcc", &["-V"]), format!("cc {begin} --version {link}"));
+        assert_eq!(say("fcc", &["-V"]), format!("cc {begin} {first} --version {link}"));
         // What only Fujitsu's compilers have.
         let args =
             ["-Nlst=t", "-Nrt_tune", "-Xg", "-ffj-ocl", "-Koptmsg=2,openmp_simd", "-c", "a.c"];
         assert_eq!(say("fcc", &args), format!("cc {begin} -fopenmp-simd -c a.c\n"));
+        let said = String::from_utf8(run("fcc", &args, "echo cc").stderr).unwrap();
+        assert_eq!(said, "fcc: ignored: -Nlst=t -Nrt_tune -Xg -ffj-ocl -Koptmsg=2\n");
+        assert!(run("fcc", &["-Nclang", "-KSVE,fast", "a.c"], "echo cc").stderr.is_empty());
         let said = run("fcc", &["-SSL2BLAMP", "a.c"], "echo cc");
         assert_eq!(said.status.code(), Some(1));
         let said = String::from_utf8(said.stderr).unwrap();
@@ -447,22 +504,64 @@ mod tests {
         let clang = here.join("clang-19");
         write_script(&here, "../clang-19", "#!/bin/sh\nprintf '<%s>' \"$@\"\n").unwrap();
         let said = say_by(clang.to_str().unwrap(), "fccpx", &["-Kopenmp", "a.c"]);
-        let expected = "<-mcpu=a64fx><-ISDK/include><--target=aarch64-linux-gnu>\
-                        <--sysroot=/a/it's here><-fopenmp><a.c><-LSDK/lib>\
-                        <-Wl,--allow-shlib-undefined><-fuse-ld=lld>";
+        let permitted = format!("<{}>", PERMITTED.join("><"));
+        let expected = format!(
+            "<-mcpu=a64fx>{permitted}<-ISDK/include><-Wl,--no-as-needed>\
+             <--target=aarch64-linux-gnu><--sysroot=/a/it's here><-fopenmp><a.c><-LSDK/lib>\
+             <-Wl,--allow-shlib-undefined><-lm><-fuse-ld=lld>"
+        );
         assert_eq!(said, expected);
         assert!(!say_by(clang.to_str().unwrap(), "fccpx", &["-c", "a.c"]).contains("lld"));
         let said = say_by(&format!("{} --target=x", clang.display()), "fccpx", &["-c", "a.c"]);
-        assert_eq!(said, "<--target=x><-mcpu=a64fx><-ISDK/include><-c><a.c>");
+        assert_eq!(said, format!("<--target=x><-mcpu=a64fx>{permitted}<-ISDK/include><-c><a.c>"));
         let none = run("fcc", &["a.c"], "");
         if !has_arm64_gcc() {
             let said = String::from_utf8(none.stderr).unwrap();
-            assert!(
-                said.starts_with("fcc: there is no aarch64-linux-gnu-gcc; install it"),
-                "{said}"
-            );
-            assert_eq!(none.status.code(), Some(1));
+            let why = "fcc: there is no aarch64-linux-gnu-gcc; install it";
+            assert!(said.starts_with(why) && none.status.code() == Some(1), "{said}");
         }
+    }
+
+    /// Programs as older compilers and Fujitsu's linker took them.
+    #[test]
+    fn programs_compile_here_as_on_fugaku() {
+        if !["gcc", "g++"].iter().all(|name| Command::new(name).arg("-v").output().is_ok()) {
+            eprintln!("SKIP programs_compile_here_as_on_fugaku: no gcc");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let here = fs::canonicalize(folder.path()).unwrap();
+        let none = Path::new("/nonexistent");
+        write_fujitsu(&here, Arch::X86_64, none, none).unwrap();
+        write_mpi_here(&here).unwrap();
+        let fcc = |name: &str, args: &[&str]| {
+            let mut command = Command::new(here.join("bin").join(name));
+            command.args(args).current_dir(&here).env_remove("TOFU_CC").output().unwrap()
+        };
+        // An implicit declaration, a library of ours before the object, and the mathematical one.
+        let program = "#include <stdio.h>\n#include <math.h>\nint main(int n, char **a) {\n\
+                       printf(\"%g %d\\n\", sqrt(n * 9.0), twice(n)); return 0; }\n";
+        fs::write(here.join("main.c"), program).unwrap();
+        fs::write(here.join("twice.c"), "int twice(int n) { return 2 * n; }\n").unwrap();
+        for args in [
+            &["-shared", "-KPIC", "-o", "libtwice.so", "twice.c"][..],
+            &["-Nclang", "-Kfast,openmp,parallel", "-mcpu=a64fx+sve", "-c", "main.c"],
+            &["-L.", "-Wl,-rpath,.", "-ltwice", "main.o", "-o", "main"],
+        ] {
+            let output = fcc("fcc", args);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{args:?}: {said}");
+            let ignored = said.contains("fcc: ignored: -Kparallel -mcpu=a64fx+sve");
+            assert_eq!(ignored, args.contains(&"-c"), "{said}");
+        }
+        let output = Command::new("./main").current_dir(&here).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "3 2\n");
+        fs::write(here.join("a.cc"), "#include <vector>\nint main() { return 0; }\n").unwrap();
+        assert!(fcc("FCCpx", &["-Kfast", "a.cc", "-o", "a"]).status.success());
+        let mut mpi = Command::new(here.join("bin/mpifccpx"));
+        let output = mpi.arg("main.c").env("PATH", here.join("bin")).output();
+        // Its own shell is not there either, or it finds no MPI.
+        assert!(output.is_err() || !output.unwrap().status.success());
     }
 
     /// The output of the scripts, if CC and CXX name them, as with make.

@@ -1,0 +1,15 @@
+#!/bin/sh
+# Compiles and links MPI programs for `tofu run --local` with the host's MPI and the options of
+# Fujitsu's compilers. `tofu sdk --mpi` writes one for nodes instead.
+here=$(cd "$(dirname "$0")/.." && pwd) || exit
+for program in @programs@; do
+    # The name may be a link to this file.
+    if command -v "$program" > /dev/null && ! [ "$(command -v "$program")" -ef "$0" ]; then
+        export @variable@="$here/bin/@compiler@" OMPI_@language@="$here/bin/@compiler@"
+        # jTofu is for mpi-ext.h.
+        exec "$program" "$@"
+    fi
+done
+echo "@name@: there is no MPI to compile with; install the package libmpich-dev, or make the SDK" \
+    "with --mpi" >&2
+exit 1
