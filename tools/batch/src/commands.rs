@@ -16,7 +16,7 @@ use crate::key::{Key, Part, Selection};
 use crate::options::{self, Source};
 use crate::record::{Ending, Record, State, code, date, now, span};
 use crate::request::{self, Model, Submission};
-use crate::spool::Spool;
+use crate::spool::{Locked, Spool};
 use crate::statistics;
 
 /// The longest script, in bytes.
@@ -72,37 +72,50 @@ fn submit(words: &[String]) -> anyhow::Result<(String, Vec<String>)> {
         [name, arguments @ ..] if is_step => (name.split(delimiter).map(Some).collect(), arguments),
         [name, arguments @ ..] => (vec![Some(name.as_str())], arguments),
     };
-    let (mut said, mut ignored) = (Vec::new(), Vec::new());
-    let mut job = None;
+    let mut submissions = Vec::new();
     for name in names {
         let script = read_script(name)?;
         // Options are read once for each script: steps have their own lines.
         let (given, _) = options::read(words, &Source::CommandLine)?;
         let mut submission = request::read(&script.name, &script.text, given)?;
-        if let Model::Step { job: of, .. } = &mut submission.request.model {
-            *of = of.or(job);
-        }
-        ignored.append(&mut submission.ignored);
         let machine = || {
             let named = env::var("TOFU_PJSUB_MACHINE").ok().filter(|name| !name.is_empty());
             named.filter(|_| !words.iter().any(|word| word == "--local"))
         };
         let named = submission.request.machine.take().or_else(machine);
         submission.request.machine = named;
-        let key = enqueue(&script, &submission, arguments)?;
-        job = Some(key.id);
-        said.push(match submission.number_only {
-            true => key.id.to_string(),
-            false => {
-                let shown = match key.part {
-                    Part::Bulk(_) => key.id.to_string(),
-                    _ => key.to_string(),
-                };
-                format!("[INFO] PJM 0000 pjsub Job {shown} submitted.")
-            }
-        });
+        submissions.push((script, submission));
     }
+    let spool = Spool::open()?;
+    let (mut said, mut ignored) = (Vec::new(), Vec::new());
+    {
+        // All steps are there before the first one begins.
+        let locked = spool.lock()?;
+        let mut job = None;
+        for (script, mut submission) in submissions {
+            if let Model::Step { job: of, .. } = &mut submission.request.model {
+                *of = of.or(job);
+            }
+            let key = enqueue(&locked, &script, &submission, arguments)?;
+            job = Some(key.id);
+            ignored.append(&mut submission.ignored);
+            said.push(accepted(&submission, key));
+        }
+    }
+    spool.start_runner()?;
     Ok((said.join("\n"), ignored))
+}
+
+/// Returns the line about a job that is in the queue now.
+fn accepted(submission: &Submission, key: Key) -> String {
+    let shown = match key.part {
+        Part::Bulk(_) => key.id.to_string(),
+        _ => key.to_string(),
+    };
+    match submission.number_only {
+        true => key.id.to_string(),
+        false => format!("[INFO] PJM 0000 pjsub Job {shown} submitted."),
+    }
 }
 
 fn read_script(name: Option<&str>) -> anyhow::Result<Script> {
@@ -123,13 +136,16 @@ fn read_script(name: Option<&str>) -> anyhow::Result<Script> {
 }
 
 /// Puts a job into the queue. Returns its key, or that of its first part.
-fn enqueue(script: &Script, submission: &Submission, arguments: &[String]) -> anyhow::Result<Key> {
-    let spool = Spool::open()?;
+fn enqueue(
+    locked: &Locked<'_>,
+    script: &Script,
+    submission: &Submission,
+    arguments: &[String],
+) -> anyhow::Result<Key> {
     let request = &submission.request;
     let folder = env::current_dir().context("cannot find the current folder")?;
     let folder = folder.into_os_string().into_string();
     let folder = folder.map_err(|_| anyhow::anyhow!("the current folder's name is not text"))?;
-    let locked = spool.lock()?;
     let records = locked.records()?;
     let (id, turn, parts) = match request.model {
         Model::Normal => {
@@ -141,7 +157,7 @@ fn enqueue(script: &Script, submission: &Submission, arguments: &[String]) -> an
             (id, turn, (first..=last).map(Part::Bulk).collect())
         }
         Model::Step { job, number, .. } => {
-            let (id, turn, part) = step(&locked, &records, job, number)?;
+            let (id, turn, part) = step(locked, &records, job, number)?;
             (id, turn, vec![part])
         }
     };
@@ -169,8 +185,6 @@ fn enqueue(script: &Script, submission: &Submission, arguments: &[String]) -> an
         locked.keep_script(record.key, &record.script, &script.text)?;
         locked.write(&record)?;
     }
-    drop(locked);
-    spool.start_runner()?;
     Ok(Key { id, part: parts.first().copied().unwrap_or(Part::Whole) })
 }
 
@@ -181,7 +195,7 @@ fn host_name() -> String {
 
 /// Returns the place of a step: its job, its turn and its number.
 fn step(
-    locked: &crate::spool::Locked<'_>,
+    locked: &Locked<'_>,
     records: &[Record],
     job: Option<u32>,
     number: Option<u32>,
