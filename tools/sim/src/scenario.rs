@@ -9,7 +9,8 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use tofu_abi::Coords;
-use tofu_abi::topology::{NodeId, Port, Shape};
+use tofu_abi::frame::TLP_MAX;
+use tofu_abi::topology::{Axis, NodeId, Port, Shape};
 use tofu_fabric::{Link, LinkErrors, Ps, Scheduler};
 use tofu_links::{ErrorRate, Parameters};
 use tofu_machine::{Generation, Interconnect};
@@ -18,14 +19,17 @@ use tofu_ui::{FileError, TomlFile};
 use toml::Spanned;
 
 use crate::plot::{Curves, Line};
-use crate::traffic::{Arrivals, Limits, Load, MOST_WALKED, Outcome, Pattern, Rails, Traffic};
+use crate::traffic::{
+    ANSWER_BYTES, Arrivals, Limits, Load, MOST_WALKED, Outcome, Pattern, Rails, Spread, Traffic,
+};
 
 /// The shipped scenarios: name and text.
-pub(crate) const SHIPPED: [(&str, &str); 10] = [
+pub(crate) const SHIPPED: [(&str, &str); 11] = [
     ("torus", include_str!("../scenarios/torus.toml")),
     ("uniform", include_str!("../scenarios/uniform.toml")),
     ("permutation", include_str!("../scenarios/permutation.toml")),
     ("rails", include_str!("../scenarios/rails.toml")),
+    ("job", include_str!("../scenarios/job.toml")),
     ("neighbour", include_str!("../scenarios/neighbour.toml")),
     ("transpose", include_str!("../scenarios/transpose.toml")),
     ("hotspot", include_str!("../scenarios/hotspot.toml")),
@@ -75,6 +79,11 @@ struct Raw {
     rails: Option<Spanned<String>>,
     tnis: Option<Spanned<i64>>,
     answers: Option<bool>,
+    answer_bytes: Option<Spanned<i64>>,
+    senders: Option<Spanned<String>>,
+    seeds: Option<Spanned<i64>>,
+    gap: Option<Spanned<String>>,
+    window: Option<Spanned<i64>>,
     #[serde(default)]
     down: Vec<RawLink>,
     #[serde(default)]
@@ -129,6 +138,7 @@ impl<T: fmt::Debug> fmt::Debug for OneOrMore<T> {
 const SHAPE: &str = "\"unit\", \"shelf\", \"half-rack\", \"rack\", \"k-racks\", \"k\" or six \
                      lengths such as \"2x2x4x2x3x2\" (X, Y, Z 1 to 32; A, C 1 to 2; B 1 to 3)";
 const COORDS: &str = "[x, y, z, a, b, c] of a node of this shape";
+const RANGES: &str = "ranges of coordinates such as \"z=1-16, a=0\"";
 const TIME: &str = "more than 0 and at most 1000 s, such as \"50us\" (ns, us or ms)";
 const MAX_TIME: Ps = 1_000_000_000_000_000;
 
@@ -167,6 +177,19 @@ fn time(text: &str) -> Option<Ps> {
     (1..=MAX_TIME).contains(&time).then_some(time)
 }
 
+/// Returns the ranges of coordinates, by axis, that an expression such as `z=1-16, a=0` names.
+fn ranges(text: &str) -> Option<Vec<(Axis, RangeInclusive<u8>)>> {
+    let range = |part: &str| {
+        let (axis, range) = part.split_once('=')?;
+        let axis = Axis::ALL
+            .into_iter()
+            .find(|known| known.to_string().eq_ignore_ascii_case(axis.trim()))?;
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some((axis, first.trim().parse().ok()?..=last.trim().parse().ok()?))
+    };
+    text.split(',').map(range).collect()
+}
+
 /// The most load that may be asked for, relative to the rate at which a link is full.
 const MOST_LOAD: f64 = 4.0;
 /// While the network is not saturated, at least this share of the offered load arrives.
@@ -197,8 +220,11 @@ struct Row {
     /// waits, if they are known.
     mean_hops: Option<f64>,
     unloaded_us: Option<f64>,
+    /// With the first seed.
     #[serde(flatten)]
     outcome: Outcome,
+    /// The payload of each node with each of several seeds, in GB/s.
+    seeds: Option<Spread>,
 }
 
 /// The network, with the parameters that other simulators ask for.
@@ -242,6 +268,7 @@ impl Described {
             arbiter: match options.arbiter {
                 Arbiter::InTurn => IN_TURN,
                 Arbiter::StraightFirst => STRAIGHT_FIRST,
+                Arbiter::TransitFirst => TRANSIT_FIRST,
             },
             backlog: options.backlog,
         }
@@ -252,6 +279,7 @@ const LOOK_AHEAD: &str = "look-ahead";
 const DATE_LINE: &str = "date-line";
 const IN_TURN: &str = "in-turn";
 const STRAIGHT_FIRST: &str = "straight-first";
+const TRANSIT_FIRST: &str = "transit-first";
 
 /// A scenario with all of its points.
 pub(crate) struct Scenario {
@@ -260,6 +288,8 @@ pub(crate) struct Scenario {
     network: Described,
     /// The traffic of each point, with the limits that follow from the routes, if they are known.
     points: Vec<(Traffic, Option<Limits>)>,
+    /// Seeds that each point is run with, from its own on.
+    seeds: u64,
 }
 
 /// The results of a scenario.
@@ -326,12 +356,23 @@ impl Scenario {
                 .checked("tnis", &raw.tnis, |number| within(*number, 1..=tnis.into()))?
                 .map_or(tnis, |number| number as u8),
             answers: raw.answers.unwrap_or(true),
+            answer_bytes: file
+                .checked("answer_bytes", &raw.answer_bytes, |bytes| {
+                    within(*bytes, 8..=TLP_MAX as u64)
+                })?
+                .map_or(ANSWER_BYTES, |bytes| bytes as u16),
+            senders: raw.senders(&file, &shape)?,
+            gap: file.checked("gap", &raw.gap, |text| time(text).ok_or(TIME))?.unwrap_or(0),
+            window: file
+                .checked("window", &raw.window, |most| within(*most, 1..=1_000_000))?
+                .unwrap_or(u64::MAX),
         };
         let points = Self::points(name, &traffic, &sizes, &loads)?;
         let generation = generation.description().interconnect;
         let title = format!("{} on {} ({generation})", raw.pattern.get_ref(), raw.shape.get_ref());
         let network = Described::new(&traffic);
-        Ok(Self { name: name.to_owned(), title, network, points })
+        let seeds = file.checked("seeds", &raw.seeds, |seeds| within(*seeds, 1..=1000))?;
+        Ok(Self { name: name.to_owned(), title, network, points, seeds: seeds.unwrap_or(1) })
     }
 
     /// A point for each size and load, with the limits that follow from the routes.
@@ -354,7 +395,8 @@ impl Scenario {
                     _ => {
                         return Err(anyhow!(
                             "{name}: load needs pattern \"uniform\" or \"permutations\", \
-                             2 to {MOST_WALKED} nodes, one rail, and links without errors"
+                             2 to {MOST_WALKED} nodes that all send, one rail, no gap or window, and links \
+                             without errors"
                         ));
                     }
                 };
@@ -371,7 +413,11 @@ impl Scenario {
                 Load::Rate { kbytes, .. } => Some(kbytes as f64 / 1e6),
                 Load::Count(_) => None,
             };
-            let outcome = traffic.run(threads).with_context(|| self.name.clone())?;
+            let outcome = |seed| traffic.with_seed(traffic.seed + seed).run(threads);
+            let outcomes = (0..self.seeds).map(outcome).collect::<anyhow::Result<Vec<_>>>();
+            let outcomes = outcomes.with_context(|| self.name.clone())?;
+            let seeds = Spread::of(outcomes.iter().map(|outcome| outcome.gbytes_per_s));
+            let outcome = outcomes.first().context("no seed")?.clone();
             Ok(Row {
                 size: traffic.size,
                 link_bytes: traffic.frames().bytes,
@@ -380,6 +426,7 @@ impl Scenario {
                 mean_hops: limits.map(|limits| limits.hops),
                 unloaded_us: limits.map(|limits| limits.latency / 1e6),
                 outcome,
+                seeds: seeds.filter(|_| self.seeds > 1),
             })
         });
         let mut report = Report {
@@ -411,7 +458,8 @@ impl Raw {
                 .checked("arbiter", &self.arbiter, |name| match name.as_str() {
                     IN_TURN => Ok(Arbiter::InTurn),
                     STRAIGHT_FIRST => Ok(Arbiter::StraightFirst),
-                    _ => Err("\"in-turn\" or \"straight-first\""),
+                    TRANSIT_FIRST => Ok(Arbiter::TransitFirst),
+                    _ => Err("\"in-turn\", \"transit-first\" or \"straight-first\""),
                 })?
                 .unwrap_or_default(),
             seed: self.seed.unwrap_or(1),
@@ -524,6 +572,20 @@ impl Raw {
             }
             _ => Err(anyhow!("{}: one of count, rate and load is needed", file.path.display())),
         }
+    }
+
+    /// The nodes whose coordinates are in all of the ranges.
+    fn senders(&self, file: &TomlFile<'_>, shape: &Shape) -> anyhow::Result<Vec<NodeId>> {
+        let nodes = file.checked("senders", &self.senders, |text| {
+            let ranges = ranges(text).ok_or(RANGES)?;
+            let inside =
+                |at: &Coords| ranges.iter().all(|(axis, range)| range.contains(&at[*axis]));
+            let nodes = shape.iter().filter(inside).filter_map(|at| shape.node_id(at));
+            let mut nodes: Vec<_> = nodes.collect();
+            nodes.sort_unstable();
+            if nodes.is_empty() { Err("ranges in which this shape has nodes") } else { Ok(nodes) }
+        })?;
+        Ok(nodes.unwrap_or_default())
     }
 
     fn down(&self, file: &TomlFile<'_>, shape: &Shape) -> Result<Vec<(Coords, Port)>, FileError> {
@@ -648,6 +710,8 @@ impl Report {
                 number(outcome.time_us),
                 number(outcome.busiest_gbytes_per_s),
                 outcome.hops.to_string(),
+                outcome.of_a_node.map_or_else(String::new, |node| node.to_string()),
+                row.seeds.map_or_else(String::new, |seeds| seeds.to_string()),
             ]
         });
         let head = [
@@ -663,7 +727,19 @@ impl Report {
             "in us",
             "link GB/s",
             "hops",
+            "slowest / mean / fastest node",
+            "least / mean / most of seeds",
         ];
+        // The last two are not always known.
+        let known = if self.rows.iter().any(|row| row.seeds.is_some()) {
+            head.len()
+        } else if self.rows.iter().any(|row| row.outcome.of_a_node.is_some()) {
+            head.len() - 1
+        } else {
+            head.len() - 2
+        };
+        let head = &head[..known];
+        let rows = rows.map(|row| row.into_iter().take(known).collect());
         let right: Vec<_> = (0..head.len()).collect();
         let mut text = String::new();
         let senders = self.rows.first().map_or(0, |row| row.outcome.senders);
@@ -677,7 +753,7 @@ impl Report {
              {queue_bytes} bytes a port for requests, {} and {}\n",
             self.title, self.network.scheduler, self.network.arbiter
         );
-        text += &tofu_ui::table(&head, &right, rows);
+        text += &tofu_ui::table(head, &right, rows);
         let wrong: u64 = self.rows.iter().map(|row| row.outcome.lcrc_errors).sum();
         let late: u64 = self.rows.iter().map(|row| row.outcome.ack_timeouts).sum();
         if (wrong, late) != (0, 0) {
@@ -781,6 +857,7 @@ mod tests {
         for (name, text) in networks().filter(|(name, _)| *name != "k") {
             let mut scenario = Scenario::parse(name, text).unwrap();
             scenario.points.truncate(1);
+            scenario.seeds = 1;
             assert_eq!(scenario.points.len(), 1, "{name}");
             let report = scenario.run(1).unwrap();
             let outcome = &report.rows[0].outcome;
@@ -878,7 +955,94 @@ mod tests {
         };
         let (turn, straight) = (run("in-turn"), run("straight-first"));
         assert_eq!((turn.delivered, turn.hops), (straight.delivered, straight.hops));
+        let transit = run("transit-first");
+        assert_eq!((turn.delivered, turn.hops), (transit.delivered, transit.hops));
+        assert!(transit.gbytes_per_s > 1.1 * turn.gbytes_per_s, "{turn:?} {transit:?}");
         assert!(straight.gbytes_per_s > 1.1 * turn.gbytes_per_s, "{turn:?} {straight:?}");
+    }
+
+    /// A job is a part of a machine: only its nodes send, to each other, and it has the rest's links.
+    #[test]
+    fn senders_are_those_in_the_ranges() {
+        let run = |more: &str| {
+            let text = format!("shape = \"2x2x5x1x1x1\"\nsize = 1000\ncount = 50\n{more}");
+            outcomes(&text)[0].clone()
+        };
+        for (senders, count) in [("z=1-3", 12), ("Z = 1-3, x=0", 6), ("z=4", 4)] {
+            for pattern in ["uniform", "permutation", "permutations"] {
+                let outcome = run(&format!("pattern = \"{pattern}\"\nsenders = \"{senders}\""));
+                assert_eq!((outcome.senders, outcome.lost), (count, 0), "{senders} {pattern}");
+                assert_eq!(outcome.delivered, u64::from(count) * 50, "{senders} {pattern}");
+            }
+            // Others send to whom they would without.
+            let outcome = run(&format!("pattern = \"neighbour\"\nsenders = \"{senders}\""));
+            assert_eq!(outcome.senders, count, "{senders}");
+        }
+        // Two adjacent nodes of a ring reach each other only over their own link.
+        let pair = run("pattern = \"permutation\"\nsenders = \"x=0,y=0,z=1-2\"");
+        assert!(pair.hops <= 4 * 50, "{pair:?}");
+    }
+
+    /// Messages of a TNI are as far apart as frame and gap say, or as a round trip if only one may
+    /// be on its way.
+    #[test]
+    fn gap_and_window_slow_a_sender() {
+        let run = |more: &str| {
+            let text = format!(
+                "shape = \"1x1x1x2x1x1\"\ngeneration = \"k\"\npattern = \"pairs\"\n\
+                 pairs = [[[0,0,0,0,0,0], [0,0,0,1,0,0]]]\nsize = 1024\ncount = 1000\ntnis = 1\n\
+                 {more}"
+            );
+            outcomes(&text)[0].gbytes_per_s
+        };
+        let near = |ours: f64, ns: f64| (ours / (1024.0 / ns) - 1.0).abs() < 0.01;
+        // 1120 bytes at 5 GB/s.
+        assert!(near(run(""), 224.0));
+        assert!(near(run("gap = \"76ns\""), 300.0));
+        assert!(near(run("window = 16"), 224.0));
+        // A hop and a frame there, 100 ns, a hop and an answer back, in steps of the run.
+        let alone = 1024.0 / run("window = 1\nanswers = false");
+        assert!((324.0..425.0).contains(&alone), "{alone} ns");
+        let answered = 1024.0 / run("window = 1");
+        assert!((alone + 150.0..alone + 300.0).contains(&answered), "{answered} ns");
+        let short = 1024.0 / run("window = 1\nanswer_bytes = 32");
+        assert!(short <= answered, "{short} ns");
+    }
+
+    /// Each node's own time is at most that of all, and shorter answers leave links more room.
+    #[test]
+    fn nodes_have_times_of_their_own() {
+        let run = |more: &str| {
+            let text = format!(
+                "shape = \"4x1x1x1x1x1\"\ngeneration = \"k\"\ntorus = \"\"\nsize = 256\n\
+                 pattern = \"permutations\"\ncount = 400\ntnis = 1\n{more}"
+            );
+            outcomes(&text)[0].clone()
+        };
+        let all = run("");
+        let node = all.of_a_node.unwrap();
+        assert!((node.least / all.gbytes_per_s - 1.0).abs() < 0.01, "{all:?}");
+        assert!(node.least <= node.mean && node.mean <= node.most, "{all:?}");
+        assert!(run("answer_bytes = 32").gbytes_per_s > 1.05 * all.gbytes_per_s);
+        assert!(run("answers = false").gbytes_per_s > 1.05 * all.gbytes_per_s);
+    }
+
+    #[test]
+    fn seeds_show_their_spread() {
+        let run = |more: &str| {
+            let text = format!(
+                "shape = \"unit\"\npattern = \"permutations\"\nsize = 1024\ncount = 30\n{more}"
+            );
+            Scenario::parse("test", &text).unwrap().run(1).unwrap()
+        };
+        let one = |seed: u64| run(&format!("seed = {seed}")).rows[0].outcome.gbytes_per_s;
+        let singles = [3, 4, 5].map(one);
+        let report = run("seed = 3\nseeds = 3");
+        let seeds = report.rows[0].seeds.unwrap();
+        assert_eq!(Some(seeds), Spread::of(singles.into_iter()));
+        assert_eq!(report.rows[0].outcome.gbytes_per_s.to_bits(), singles[0].to_bits());
+        assert!(report.text().contains(&seeds.to_string()), "{}", report.text());
+        assert_eq!(run("").rows[0].seeds, None);
     }
 
     #[test]
@@ -950,7 +1114,17 @@ mod tests {
         (
             "count = 1",
             "count = 1\narbiter = \"x\"",
-            "s.toml:5: arbiter = \"x\" is not allowed; arbiter is \"in-turn\" or",
+            "s.toml:5: arbiter = \"x\" is not allowed; arbiter is \"in-turn\", \"transit-first\" or",
+        ),
+        ("count = 1", "count = 1\nsenders = \"z\"", "senders is ranges of coordinates such as"),
+        ("count = 1", "count = 1\nsenders = \"z=3\"", "ranges in which this shape has nodes"),
+        ("count = 1", "count = 1\nwindow = 0", "s.toml:5: window = 0 is not allowed; window is 1"),
+        ("count = 1", "count = 1\nseeds = 0", "s.toml:5: seeds = 0 is not allowed; seeds is 1 to"),
+        ("count = 1", "count = 1\ngap = \"1\"", "s.toml:5: gap = \"1\" is not allowed"),
+        (
+            "count = 1",
+            "count = 1\nanswer_bytes = 7",
+            "s.toml:5: answer_bytes = 7 is not allowed; answer_bytes is 8 to 1984",
         ),
         ("count = 1", "rate = 1\ntime = \"1\"", "s.toml:5: time = \"1\" is not allowed"),
         (

@@ -3,6 +3,8 @@
 //! Nothing here depends on the host: each random number is derived from the seed, the node and the
 //! number of earlier draws of the node.
 
+use std::fmt;
+
 use anyhow::bail;
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -20,6 +22,8 @@ const ROUTING_HEADER: u16 = tofu_abi::frame::ROUTING_HEADER_SIZE as u16;
 const MTU: u64 = MAX_MTU as u64;
 /// The time a target takes to answer a message (*ours*: about as long as TofuD takes to write it).
 const ANSWER: Ps = 100_000;
+/// Bytes of the TLP that answers a Put: the shortest that TofuD has.
+pub(crate) const ANSWER_BYTES: u16 = tofu_abi::frame::TLP_MIN as u16;
 /// The time for which the network runs before nodes are served again. No answer is sent sooner.
 const STEP: Ps = ANSWER;
 /// If nothing arrives for this long although messages are on their way, nothing will.
@@ -130,6 +134,14 @@ pub(crate) struct Traffic {
     pub(crate) tnis: u8,
     /// True if targets answer each message, like a Put.
     pub(crate) answers: bool,
+    /// Bytes of the TLP of an answer.
+    pub(crate) answer_bytes: u16,
+    /// The nodes that send, in order; all if there are none. Random targets are among them.
+    pub(crate) senders: Vec<NodeId>,
+    /// The most messages of a node that are on their way or not yet answered.
+    pub(crate) window: u64,
+    /// The time for which a TNI sends nothing after each frame of a message.
+    pub(crate) gap: Ps,
 }
 
 /// The result of a run. Rates are of payload.
@@ -143,6 +155,9 @@ pub(crate) struct Outcome {
     pub(crate) time_us: f64,
     /// Payload that arrived, for each node that sends.
     pub(crate) gbytes_per_s: f64,
+    /// The same by each node's own time, from its first message to the last that it received: of
+    /// the slowest node, on average, and of the fastest. `None` unless messages are counted.
+    pub(crate) of_a_node: Option<Spread>,
     /// From when a message is due until all of it has arrived.
     pub(crate) mean_us: f64,
     pub(crate) p50_us: f64,
@@ -156,6 +171,31 @@ pub(crate) struct Outcome {
     pub(crate) lcrc_errors: u64,
     /// The number of times a sender repeated frames because no acknowledgement came.
     pub(crate) ack_timeouts: u64,
+}
+
+/// The least, mean and most of several results.
+#[derive(Clone, Copy, Debug, Serialize, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) least: f64,
+    pub(crate) mean: f64,
+    pub(crate) most: f64,
+}
+
+impl Spread {
+    /// Returns `None` if there are no results.
+    pub(crate) fn of(all: impl Iterator<Item = f64> + Clone) -> Option<Self> {
+        let least = all.clone().reduce(f64::min)?;
+        let most = all.clone().reduce(f64::max)?;
+        let mean = all.clone().sum::<f64>() / all.count() as f64;
+        Some(Self { least, mean, most })
+    }
+}
+
+impl fmt::Display for Spread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { least, mean, most } = self;
+        write!(f, "{least:.3} / {mean:.3} / {most:.3}")
+    }
 }
 
 /// Returns a random number that depends only on the arguments.
@@ -184,9 +224,14 @@ pub(crate) fn permuted(seed: u64, which: u64, place: u32, len: u32) -> u32 {
 }
 
 impl Pattern {
+    /// Returns true if destinations are drawn among all nodes that send.
+    pub(crate) const fn is_random(&self) -> bool {
+        matches!(self, Self::Uniform | Self::Permutation | Self::Permutations)
+    }
+
     /// Returns the destination of a node's `n`th message, or `None` if the node does not send it.
-    fn target(&self, shape: &Shape, seed: u64, node: NodeId, n: u64) -> Option<NodeId> {
-        let nodes = shape.nodes();
+    /// Random destinations are among the first `nodes`.
+    fn target(&self, shape: &Shape, nodes: u32, seed: u64, node: NodeId, n: u64) -> Option<NodeId> {
         let uniform = |random| {
             let other = below(random, u64::from(nodes).saturating_sub(1)) as u32;
             (nodes > 1).then_some(NodeId(other + u32::from(other >= node.0)))
@@ -252,6 +297,28 @@ fn tlp_size(payload: u32) -> u16 {
 pub(crate) const MOST_WALKED: u32 = 2048;
 
 impl Traffic {
+    /// Returns the same traffic with other random numbers.
+    pub(crate) fn with_seed(&self, seed: u64) -> Self {
+        let options = Options { seed, ..self.options.clone() };
+        Self { seed, options, ..self.clone() }
+    }
+
+    /// Returns the destination of a sender's `n`th message, or `None` if it does not send it.
+    fn target(&self, node: NodeId, n: u64) -> Option<NodeId> {
+        let Self { shape, pattern, seed, senders, .. } = self;
+        if senders.is_empty() {
+            return pattern.target(shape, shape.nodes(), *seed, node, n);
+        }
+        let place = senders.binary_search(&node).ok()?;
+        if !pattern.is_random() {
+            return pattern.target(shape, shape.nodes(), *seed, node, n);
+        }
+        // Senders count as if they were all nodes.
+        let of = NodeId(place as u32);
+        let target = pattern.target(shape, senders.len() as u32, *seed, of, n)?;
+        senders.get(target.index()).copied()
+    }
+
     /// Returns the limits that follow from the routes of all pairs of nodes, if each node sends
     /// equally to all others, including or excluding itself. Returns `None` for other traffic, for
     /// links with errors, and for large machines.
@@ -263,7 +330,12 @@ impl Traffic {
             _ => return None,
         };
         let broken = !self.down.is_empty() || !self.errors.is_empty();
-        if broken || self.rails != Rails::Single || !(2..=MOST_WALKED).contains(&shape.nodes()) {
+        let all_send = self.senders.is_empty() && self.gap == 0 && self.window == u64::MAX;
+        if broken
+            || !all_send
+            || self.rails != Rails::Single
+            || !(2..=MOST_WALKED).contains(&shape.nodes())
+        {
             return None;
         }
         // How many pairs' routes lead through each port.
@@ -285,7 +357,8 @@ impl Traffic {
         let hops = ways.iter().sum::<u64>() as f64 / pairs;
         let frames = self.frames();
         // Answers go in the opposite direction, and both directions carry the same total.
-        let bytes = frames.bytes + u64::from(self.answers) * frame_of(links, tlp_size(0)).bytes;
+        let bytes =
+            frames.bytes + u64::from(self.answers) * frame_of(links, self.answer_bytes).bytes;
         let rate = f64::from(links.link_kbytes()) * 1e3 * self.size as f64 / bytes as f64;
         Some(Limits {
             rate: (rate / most).min(rate * f64::from(self.tnis)),
@@ -391,6 +464,18 @@ struct Run<'a> {
     last: Ps,
     latency: Histogram<u64>,
     answers: Vec<Message>,
+    /// By node.
+    times: Vec<Times>,
+}
+
+/// A node's first message, and what it has received.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    first: Option<Ps>,
+    last: Ps,
+    received: u64,
+    /// Messages that have neither been answered nor, if none are, arrived.
+    open: u64,
 }
 
 impl Traffic {
@@ -414,7 +499,7 @@ impl Traffic {
             Pattern::Hotspot(hot, percent) => {
                 self.shape.nodes() > 1 && (node != hot || percent < 100)
             }
-            _ => self.pattern.target(&self.shape, self.seed, node, 0).is_some(),
+            _ => self.target(node, 0).is_some(),
         };
         let (from, until) = match self.load {
             Load::Count(_) => (0, Ps::MAX),
@@ -436,6 +521,7 @@ impl Traffic {
             last: 0,
             latency: Histogram::new(3)?,
             answers: Vec::new(),
+            times: vec![Times::default(); self.shape.nodes() as usize],
         };
         run.senders = senders
             .filter_map(|node| Some(Sender { node, at: self.shape.coords(node)?, sent: 0, due: 0 }))
@@ -511,10 +597,13 @@ impl Run<'_> {
                 return Ok(());
             }
             let tni = |n: u64| TniId::ALL[(n % u64::from(traffic.tnis)) as usize];
+            if self.times[node.index()].open >= traffic.window {
+                return Ok(());
+            }
             if self.network.room(node, tni(sent)) == 0 && traffic.rails == Rails::Single {
                 return Ok(());
             }
-            let target = traffic.pattern.target(&traffic.shape, traffic.seed, node, sent);
+            let target = traffic.target(node, sent);
             if let Some(dst) = target.and_then(|target| traffic.shape.coords(target)) {
                 let parts = paths(traffic.rails, src, dst).count() as u64;
                 let tni = |part: u64| tni(sent * parts + part);
@@ -531,6 +620,9 @@ impl Run<'_> {
                 let open = Open { since, parts: parts as u8, lost: false, answer: false, src, dst };
                 let place = self.keep(open);
                 self.under_way += 1;
+                let times = &mut self.times[node.index()];
+                times.first.get_or_insert(since);
+                times.open += 1;
                 for (part, path) in (0..).zip(paths(traffic.rails, src, dst)) {
                     let size = traffic.size / parts + u64::from(part < traffic.size % parts);
                     let (tlps, last) = tlps(size);
@@ -546,7 +638,7 @@ impl Run<'_> {
                         tlps,
                         full: tlp_size(MTU as u32),
                         last,
-                        gap: 0,
+                        gap: traffic.gap,
                         bus: 0,
                         ready_at: since,
                         token,
@@ -587,6 +679,13 @@ impl Run<'_> {
             return;
         }
         self.free.push(place);
+        if answer == self.traffic.answers {
+            // An answer's target is the sender.
+            let sender = if answer { dst } else { src };
+            if let Some(node) = self.traffic.shape.node_id(sender) {
+                self.times[node.index()].open -= 1;
+            }
+        }
         if answer {
             return;
         }
@@ -599,6 +698,11 @@ impl Run<'_> {
         }
         if counts {
             self.delivered += 1;
+            if let Some(node) = self.traffic.shape.node_id(dst) {
+                let times = &mut self.times[node.index()];
+                times.received += 1;
+                times.last = times.last.max(at);
+            }
             // The histogram grows as needed.
             let _ = self.latency.record(at - since);
         }
@@ -617,8 +721,8 @@ impl Run<'_> {
                 way: Way::Shortest,
                 class: Class::Response,
                 tlps: 1,
-                full: tlp_size(0),
-                last: tlp_size(0),
+                full: self.traffic.answer_bytes,
+                last: self.traffic.answer_bytes,
                 gap: 0,
                 bus: 0,
                 ready_at: at + ANSWER,
@@ -637,6 +741,11 @@ impl Run<'_> {
         let rate = |bytes: u64, time: Ps| bytes as f64 * 1000.0 / time.max(1) as f64;
         let senders = self.senders.len() as u32;
         let payload = self.delivered * self.traffic.size;
+        let nodes = self.times.iter().filter_map(|times| {
+            let took = times.last.checked_sub(times.first?).filter(|took| *took > 0)?;
+            Some(rate(times.received * self.traffic.size, took))
+        });
+        let counted = matches!(self.traffic.load, Load::Count(_));
         let totals = self.network.totals();
         Outcome {
             senders,
@@ -644,6 +753,7 @@ impl Run<'_> {
             lost: self.lost,
             time_us: us(time),
             gbytes_per_s: rate(payload, time) / f64::from(senders.max(1)),
+            of_a_node: Spread::of(nodes).filter(|_| counted),
             mean_us: if self.delivered > 0 { self.latency.mean() / 1e6 } else { 0.0 },
             p50_us: us(self.latency.value_at_quantile(0.5)),
             p99_us: us(self.latency.value_at_quantile(0.99)),
@@ -662,7 +772,10 @@ mod tests {
 
     fn targets(pattern: &Pattern, shape: &Shape, n: u64) -> Vec<u32> {
         let nodes = (0..shape.nodes()).map(NodeId);
-        nodes.filter_map(|node| pattern.target(shape, 3, node, n)).map(|target| target.0).collect()
+        nodes
+            .filter_map(|node| pattern.target(shape, shape.nodes(), 3, node, n))
+            .map(|target| target.0)
+            .collect()
     }
 
     #[test]
@@ -691,7 +804,7 @@ mod tests {
         for pattern in [Pattern::Uniform, Pattern::Neighbour, hot] {
             for n in 0..20 {
                 for node in (0..shape.nodes()).map(NodeId) {
-                    let target = pattern.target(&shape, 3, node, n);
+                    let target = pattern.target(&shape, shape.nodes(), 3, node, n);
                     assert_ne!(target, Some(node), "{pattern:?}");
                 }
             }
@@ -738,6 +851,10 @@ mod tests {
                 rails: Rails::Single,
                 tnis: 4,
                 answers: false,
+                answer_bytes: ANSWER_BYTES,
+                senders: Vec::new(),
+                gap: 0,
+                window: u64::MAX,
             };
             let half = f64::from(lengths.into_iter().max().unwrap() / 2);
             let hops = half * (half + 1.0) / 2.0 / (2.0 * half);

@@ -51,6 +51,9 @@ pub enum Arbiter {
     /// Frames that go straight on along their axis first, all others in turn. The others may wait
     /// for as long as anything goes straight on.
     StraightFirst,
+    /// Frames that came over a link before those that a TNI sends. TNIs may wait for as long as
+    /// anything passes through.
+    TransitFirst,
 }
 
 /// Options of a network.
@@ -155,7 +158,7 @@ impl Network {
         let costs = Costs {
             parameters,
             scheduler: options.scheduler,
-            straight_first: options.arbiter == Arbiter::StraightFirst,
+            arbiter: options.arbiter,
             queue,
             longest: (longest / row) as u16,
             replay,

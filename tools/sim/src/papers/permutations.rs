@@ -68,6 +68,7 @@ impl Run {
         let arbiter = match self.arbiter {
             Arbiter::InTurn => "",
             Arbiter::StraightFirst => ", straight first",
+            Arbiter::TransitFirst => ", transit first",
         };
         format!("2x2x{}x2x3x2, {rails} rail{arbiter}", self.z)
     }

@@ -6,6 +6,7 @@
 use tofu_abi::topology::Port;
 use tofu_fabric::Ps;
 
+use super::Arbiter;
 use super::agenda::NEVER;
 use super::frame::{PORTS, SLOTS};
 
@@ -177,6 +178,9 @@ const STRAIGHT: [(usize, Queues); SLOTS] = {
     straight
 };
 
+/// The queues of ports.
+const FROM_PORTS: Queues = GROUPS[0] | GROUPS[1];
+
 /// Arbitration of an output: first the crossbar's parts take turns, then the inputs of a part.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Turns {
@@ -194,12 +198,16 @@ pub(super) struct Turn {
 }
 
 impl Turns {
-    /// Chooses among some queues. `straight` is the output if straight traffic goes first.
+    /// Chooses among some queues that wait for an output.
     #[inline]
-    pub(super) fn first(&self, among: Queues, straight: Option<usize>) -> Option<Turn> {
+    pub(super) fn first(&self, among: Queues, rule: (Arbiter, usize)) -> Option<Turn> {
         if among == 0 {
             return None;
         }
+        let (arbiter, output) = rule;
+        let straight = (arbiter == Arbiter::StraightFirst).then_some(output);
+        let transit = among & FROM_PORTS;
+        let among = if arbiter == Arbiter::TransitFirst && transit != 0 { transit } else { among };
         if among & (among - 1) == 0 && straight.is_none() {
             let bit = among.trailing_zeros();
             let group = (bit / GROUP).min(2) as usize;

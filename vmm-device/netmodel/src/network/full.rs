@@ -24,12 +24,12 @@ impl Node {
         n: usize,
         ready: Queues,
     ) -> Result<Turn, Ps> {
-        let straight = shared.costs.straight_first.then_some(n);
+        let rule = (shared.costs.arbiter, n);
         let output = &self.slots[n % SLOTS].output;
         let crossbar = &self.crossbar;
         let mut again = crossbar.ready_at(output.waiting & !ready, n);
         let mut left = ready;
-        while let Some(turn) = self.slots[n % SLOTS].output.turns.first(left, straight) {
+        while let Some(turn) = self.slots[n % SLOTS].output.turns.first(left, rule) {
             left &= !(1 << turn.bit);
             let vc = self.slots[n % SLOTS].output.channel(turn.bit);
             let rows = self.crossbar.rows[turn.bit as usize];

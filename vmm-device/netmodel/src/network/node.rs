@@ -15,6 +15,7 @@ use tofu_abi::topology::{NodeId, Port};
 use tofu_fabric::{Class, Hop, Ps, Scheduler};
 use tofu_links::{Counters, Parameters};
 
+use super::Arbiter;
 use super::agenda::{self, Agenda, NEVER, Window};
 use super::arena::{Arena, NONE};
 use super::broken::Which;
@@ -69,8 +70,7 @@ pub(super) struct Tni {
 pub(super) struct Costs {
     pub(super) parameters: Parameters,
     pub(super) scheduler: Scheduler,
-    /// True if frames that go straight on along their axis leave first.
-    pub(super) straight_first: bool,
+    pub(super) arbiter: Arbiter,
     /// Rows of a receive queue.
     pub(super) queue: u16,
     /// Rows of the longest frame.
@@ -429,12 +429,12 @@ impl Node {
     /// Chooses what an output serves next, or returns when to check again.
     #[inline(always)]
     fn choose(&mut self, shared: &mut Shared, now: Ps, n: usize) -> Result<Turn, Ps> {
-        let straight = shared.costs.straight_first.then_some(n);
+        let rule = (shared.costs.arbiter, n);
         let Slot { output, .. } = &mut self.slots[n % SLOTS];
         let crossbar = &mut self.crossbar;
         crossbar.release(now);
         let ready = crossbar.ready(output.waiting, n);
-        let Some(first) = output.turns.first(ready, straight) else {
+        let Some(first) = output.turns.first(ready, rule) else {
             return Err(crossbar.ready_at(output.waiting, n));
         };
         if n >= PORTS || output.down {
@@ -473,7 +473,7 @@ impl Node {
         ready: Queues,
         known: [u16; QUEUES + 1],
     ) -> Result<Turn, Ps> {
-        let straight = shared.costs.straight_first.then_some(n);
+        let rule = (shared.costs.arbiter, n);
         let Slot { output, returns, .. } = &mut self.slots[n % SLOTS];
         let Crossbar { rows, .. } = &self.crossbar;
         let counts = &mut shared.counts[slot(self.place, n)];
@@ -485,12 +485,11 @@ impl Node {
                 open |= output.open(wanted, vc, longest, rows);
             }
         }
-        let chosen = output.turns.first(open, straight);
+        let chosen = output.turns.first(open, rule);
         let turns = output.turns;
         // Whether one of these had its turn and could not take it.
         let passed_over = |queues: Queues| {
-            let before =
-                |chosen: Turn| turns.first(queues | 1 << chosen.bit, straight) != Some(chosen);
+            let before = |chosen: Turn| turns.first(queues | 1 << chosen.bit, rule) != Some(chosen);
             queues != 0 && chosen.is_none_or(before)
         };
         let mut again = NEVER;
