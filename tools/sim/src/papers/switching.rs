@@ -1,5 +1,6 @@
 //! The throughput of a node's crossbar over its X, Y and Z links under full load, by scheduler.
 
+use tofu_abi::topology::Axis;
 use tofu_abi::{Coords, Path, TniId};
 use tofu_fabric::{Class, DiscardReason, Hop, NodeId, OnLink, Port, Ps, Scheduler, Shape, Way};
 use tofu_links::Parameters;
@@ -24,32 +25,39 @@ const TLP_UNIT: u16 = 32;
 /// The first of the seeds, whose results are in the curves.
 const SEED: u64 = 1;
 
-/// The time for which the links were busy in each interval, node by node.
+/// A, B and C of the nodes that are measured, and of those that packets come from, over a link each.
+const MEASURED: [u8; 3] = [0, 0, 0];
+const AROUND: [[u8; 3]; 4] = [[1, 0, 0], [0, 1, 0], [0, 2, 0], [0, 0, 1]];
+
+/// The time for which the X, Y and Z links were busy in each interval, node by node.
 struct Busy {
     interval: Ps,
     links: &'static Parameters,
-    nodes: usize,
+    shape: Shape,
     busy: Vec<Ps>,
-    /// Interfaces that have room.
-    room: Vec<(NodeId, TniId)>,
+    /// Nodes whose interface has room.
+    room: Vec<NodeId>,
 }
 
 impl Sink for Busy {
     fn delivered(&mut self, _: Ps, _: NodeId, _: TniId, _: u64) {}
 
-    fn left(&mut self, _: Ps, node: NodeId, tni: TniId, _: u64) {
-        self.room.push((node, tni));
+    fn left(&mut self, _: Ps, node: NodeId, _: TniId, _: u64) {
+        self.room.push(node);
     }
 
     fn lost(&mut self, _: Ps, _: NodeId, _: Option<Port>, _: DiscardReason, _: u64) {}
 
     fn hop(&mut self, at: Ps, hop: &Hop, _: Class, bytes: u32, _: u64, _: Option<OnLink>) {
+        if !Axis::XYZ.contains(&hop.port.axis()) {
+            return;
+        }
+        let nodes = self.shape.nodes() as usize;
         let (mut at, end) = (at, at + self.links.wire_ps(bytes as u16));
         while at < end {
             let interval = at / self.interval;
             let until = end.min((interval + 1) * self.interval);
-            if let Some(busy) = self.busy.get_mut(interval as usize * self.nodes + hop.from.index())
-            {
+            if let Some(busy) = self.busy.get_mut(interval as usize * nodes + hop.from.index()) {
                 *busy += until - at;
             }
             at = until;
@@ -61,27 +69,29 @@ impl Sink for Busy {
 fn histogram(scheduler: Scheduler, seed: u64) -> anyhow::Result<[f64; BINS]> {
     let links = Parameters::of(Generation::K);
     // Rings are longer than the longest route, so no packet goes around one.
-    let shape = Shape::new([5, 5, 5, 1, 1, 1])?;
+    let shape = Shape::new([5, 5, 5, 2, 3, 2])?;
     let options = Options { scheduler, ..Options::default() };
     let mut network = Network::new(shape, links, &options)?;
-    let nodes = shape.nodes() as usize;
     let interval = CYCLES * links.cycle_ps();
+    let of = |places: &[[u8; 3]]| {
+        let nodes = shape.iter().filter(|at| places.contains(&[at.a, at.b, at.c]));
+        nodes.filter_map(|at| shape.node_id(at)).collect::<Vec<_>>()
+    };
+    let nodes = shape.nodes() as usize;
     let mut busy = Busy {
         interval,
         links,
-        nodes,
+        shape,
         busy: vec![0; (FILLING + INTERVALS) * nodes],
-        room: (0..shape.nodes())
-            .flat_map(|n| TniId::ALL[..4].iter().map(move |tni| (NodeId(n), *tni)))
-            .collect(),
+        room: of(&AROUND),
     };
     let end = interval * (FILLING + INTERVALS) as u64;
     let mut sent = 0;
     loop {
-        for (node, tni) in std::mem::take(&mut busy.room) {
+        for node in std::mem::take(&mut busy.room) {
             let src = shape.coords(node).unwrap_or_default();
-            while network.room(node, tni) > 0 {
-                network.inject(&message(seed, src, tni, sent))?;
+            while network.room(node, TniId::ALL[0]) > 0 {
+                network.inject(&message(seed, src, sent))?;
                 sent += 1;
             }
         }
@@ -90,17 +100,22 @@ fn histogram(scheduler: Scheduler, seed: u64) -> anyhow::Result<[f64; BINS]> {
             _ => break,
         }
     }
+    let measured = of(&[MEASURED]);
     let mut bins = [0.0; BINS];
-    let counted = &busy.busy[FILLING * nodes..];
-    for busy in counted {
-        let rate = *busy as f64 / interval as f64 * f64::from(links.link_kbytes()) / 1e6;
-        bins[(rate as usize).min(BINS - 1)] += 1.0 / counted.len() as f64;
+    let count = (INTERVALS * measured.len()) as f64;
+    for busy in busy.busy.chunks(nodes).skip(FILLING) {
+        for node in &measured {
+            let rate = busy[node.index()] as f64 / interval as f64 * f64::from(links.link_kbytes());
+            bins[((rate / 1e6) as usize).min(BINS - 1)] += 1.0 / count;
+        }
     }
     Ok(bins)
 }
 
-/// Makes a packet that goes one to four hops, each along any axis.
-fn message(seed: u64, src: Coords, tni: TniId, n: u64) -> Message {
+/// Makes a packet that goes one to four hops, each along any axis, from and to the nodes that are
+/// measured: it enters over the link from its source, and leaves over one of four links or to one
+/// of four interfaces.
+fn message(seed: u64, src: Coords, n: u64) -> Message {
     let hops = 1 + draw(seed, 0, n) % MOST_HOPS;
     let signs = draw(seed, 1, n);
     let mut distances = [0i8; 3];
@@ -109,12 +124,15 @@ fn message(seed: u64, src: Coords, tni: TniId, n: u64) -> Message {
         distances[axis] += if signs >> axis & 1 == 0 { 1 } else { -1 };
     }
     let tlp = TLP_UNIT * (3 + draw(seed, 8, n) % 60) as u16;
+    let out = (draw(seed, 7, n) % 8) as usize;
+    let [a, b, c] = *AROUND.get(out).unwrap_or(&MEASURED);
+    let [path_a, path_b, path_c] = MEASURED;
     Message {
         src,
-        src_tni: tni,
-        dst: src,
-        dst_tni: TniId::ALL[(draw(seed, 7, n) % 4) as usize],
-        path: Path::new(0, 0, 0),
+        src_tni: TniId::ALL[0],
+        dst: Coords { a, b, c, ..src },
+        dst_tni: TniId::ALL[out % 4],
+        path: Path::new(path_a, path_b, path_c),
         way: Way::Distances(distances),
         class: Class::Request,
         tlps: 1,
