@@ -6,7 +6,8 @@ use std::thread;
 use anyhow::{anyhow, ensure};
 use tofu_abi::TniId;
 use tofu_driver::Order;
-use tofu_fabric::Shape;
+use tofu_fabric::{GAP_BYTES, Shape};
+use tofu_links::Parameters;
 use tofu_machine::Generation;
 use tofu_netmodel::Arbiter;
 
@@ -28,6 +29,8 @@ const PEAK: &[(u32, usize)] = MESSAGES.split_at(1).1.split_at(1).0;
 const LONG: &[(u32, usize)] = MESSAGES.split_at(2).1;
 /// Units on a ring of Z: one of I/O nodes, the others of compute nodes (IEEE Micro 2012).
 const UNITS: u8 = 17;
+/// What the middle of Z carries in both directions together, as the paper has it.
+const BISECTION_KBYTES: u64 = 480_000_000;
 /// Messages of each node and size in the paper.
 const PAPER: usize = 1000;
 /// The first of the seeds, whose results are in the curves.
@@ -41,11 +44,24 @@ struct Run {
     rails: Rails,
     arbiter: Arbiter,
     messages: &'static [(u32, usize)],
+    /// The gap field of commands.
+    gap: u8,
 }
 
 impl Run {
     const fn new(z: u8, rails: Rails, messages: &'static [(u32, usize)]) -> Self {
-        Self { z, rails, arbiter: Arbiter::InTurn, messages }
+        Self { z, rails, arbiter: Arbiter::InTurn, messages, gap: 0 }
+    }
+
+    /// A TNI that sends one message after another offers what the paper expects of its node: as
+    /// long as a link takes for a message at that rate, less its frame, is the gap.
+    const fn paced(z: u8) -> Self {
+        let run = Self::new(z, Rails::Single, PEAK);
+        let (bytes, _) = PEAK[0];
+        let link = Parameters::TOFU.link_kbytes() as u64;
+        let each = bytes as u64 * link * run.nodes() / (2 * BISECTION_KBYTES);
+        let frame = Parameters::TOFU.wire_bytes(tofu_icc::wire_bytes(bytes) as u16) as u64;
+        Self { gap: ((each - frame) / GAP_BYTES) as u8, ..run }
     }
 
     const fn straight(z: u8) -> Self {
@@ -54,8 +70,12 @@ impl Run {
 
     /// Returns the throughput that the paper expects of a node, in bytes per second: half of all
     /// traffic crosses the middle of Z, which carries 480 GB/s in both directions together.
-    fn expected(&self) -> f64 {
-        480e9 / (f64::from(self.z) * 48.0 / 2.0)
+    const fn expected(&self) -> f64 {
+        BISECTION_KBYTES as f64 * 1e3 / (self.nodes() as f64 / 2.0)
+    }
+
+    const fn nodes(&self) -> u64 {
+        self.z as u64 * 48
     }
 
     /// Returns whether a value of the paper depends on it; the others are only in the curves.
@@ -70,17 +90,19 @@ impl Run {
             Arbiter::StraightFirst => ", straight first",
             Arbiter::TransitFirst => ", transit first",
         };
-        format!("2x2x{}x2x3x2, {rails} rail{arbiter}", self.z)
+        let paced = if self.gap > 0 { ", paced" } else { "" };
+        format!("2x2x{}x2x3x2, {rails} rail{arbiter}{paced}", self.z)
     }
 }
 
-const RUNS: [Run; 9] = [
+const RUNS: [Run; 10] = [
     Run::new(4, Rails::Single, MESSAGES),
     Run::new(4, Rails::Minimal, MESSAGES),
     Run::new(8, Rails::Single, MESSAGES),
     Run::new(8, Rails::Minimal, LONG),
     Run::new(16, Rails::Single, MESSAGES),
     Run::new(16, Rails::Minimal, LONG),
+    Run::paced(16),
     Run::straight(4),
     Run::straight(8),
     Run::straight(16),
@@ -88,7 +110,7 @@ const RUNS: [Run; 9] = [
 
 /// Returns the throughput of a node in random permutations, in bytes per second, by message size.
 fn throughput(run: &Run, seed: u64, full: bool) -> anyhow::Result<Vec<f64>> {
-    let Run { z, rails, arbiter, messages } = *run;
+    let Run { z, rails, arbiter, messages, gap } = *run;
     // X and Y of the whole machine are longer than the job, so they are meshes here.
     let machine = Shape::new([2, 2, UNITS, 2, 3, 2])?.with_torus_letters("z");
     let config =
@@ -118,7 +140,7 @@ fn throughput(run: &Run, seed: u64, full: bool) -> anyhow::Result<Vec<f64>> {
                     let length = bytes / count as u32;
                     let (from, to) = (from + rail, &ends[to + rail]);
                     let (remote, local) = (to.stag.at(0), ends[from].stag.at(0));
-                    let order = Order::put(to.target(), remote, local, length).path(path);
+                    let order = Order::put(to.target(), remote, local, length).path(path).gap(gap);
                     ends[from].cq.post(&order, 0)?;
                     expected += 1;
                 }
@@ -186,7 +208,8 @@ pub(super) fn measure(results: &mut Results, extent: Extent) -> anyhow::Result<(
     let mut set = |name, of: &dyn Fn(&[Line]) -> f64| {
         results.set_of_seeds(name, seeds.iter().map(|lines| of(lines)));
     };
-    for (name, line) in [("random-4", 0), ("random-8", 2), ("random-16", 4)] {
+    for (name, line) in [("random-4", 0), ("random-8", 2), ("random-16", 4), ("random-16-paced", 6)]
+    {
         set(name, &|lines| most(&lines[line]));
     }
     set("random-single-peak", &|lines| at(&lines[0]));
@@ -202,4 +225,17 @@ pub(super) fn measure(results: &mut Results, extent: Extent) -> anyhow::Result<(
         lines: seeds.swap_remove(0),
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gap_paces_at_what_is_expected() {
+        let run = Run::paced(16);
+        // 1024 bytes at 1.25 GB/s, without a frame of 1120 bytes at 5 GB/s: in units of 6.4 ns.
+        assert_eq!((run.gap, run.expected() as u64), (93, 1_250_000_000));
+        assert_eq!(Run::paced(8).gap, 29);
+    }
 }
