@@ -29,7 +29,7 @@ const PEAK: &[(u32, usize)] = MESSAGES.split_at(1).1.split_at(1).0;
 const LONG: &[(u32, usize)] = MESSAGES.split_at(2).1;
 /// Units on a ring of Z: one of I/O nodes, the others of compute nodes (IEEE Micro 2012).
 const UNITS: u8 = 17;
-/// What the middle of Z carries in both directions together, as the paper has it.
+/// The rate of the middle of Z in both directions together, as the paper has it.
 const BISECTION_KBYTES: u64 = 480_000_000;
 /// Messages of each node and size in the paper.
 const PAPER: usize = 1000;

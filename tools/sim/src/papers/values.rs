@@ -335,3 +335,60 @@ pub(super) const VALUES: &[Value] = &[
     not_met(value("tnw-flushed-long", TNW, "Pput flushed, 1 MiB", "GB/s", 0.5), TNW_MAXIMUM),
     not_met(value("tnw-nget-long", TNW, "Nget, 1 MiB", "GB/s", 0.76), TNW_MAXIMUM),
 ];
+
+#[cfg(test)]
+mod tests {
+    use tofu_abi::generation::{Description, Generation};
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../../docs/src/reference/papers.md");
+
+    /// Each row is in the reference's table of numbers, with its value, and no other is named there.
+    #[test]
+    fn reference_lists_each_row() {
+        for value in VALUES {
+            let end = format!("| {} {}", value.published, value.unit);
+            let line = format!("| {} {} | `{}` |", value.what, end.trim(), value.name);
+            assert_eq!(PAGE.matches(&line).count(), 1, "{line}");
+        }
+        let cells = PAGE.lines().filter_map(|line| line.strip_suffix("` |")?.rsplit_once("| `"));
+        let named: Vec<_> = cells.map(|(_, name)| name).collect();
+        for name in named.into_iter().filter(|name| !name.contains('`') && *name != "MAX_MTU") {
+            assert!(VALUES.iter().any(|value| value.name == name), "{name} is no row");
+        }
+    }
+
+    /// Tables I and II of the TofuD paper are those of the descriptions.
+    #[test]
+    fn reference_has_the_descriptions_tables() {
+        let all =
+            [Generation::K, Generation::Fx100, Generation::Fugaku].map(Generation::description);
+        let line = |what: &str, of: &dyn Fn(&Description) -> String| {
+            let [tofu, tofu2, tofud] = all.map(of);
+            format!("| {what} | {tofu}, {tofu2}, {tofud} |")
+        };
+        let barrier =
+            |of: &Description, each: u8| (u32::from(of.barrier.tnis) * u32::from(each)).to_string();
+        let lines = [
+            line("lanes of a node", &|of| {
+                (u32::from(of.ports) * u32::from(of.link.lanes)).to_string()
+            }),
+            line("data rate, Gbit/s", &|of| (f64::from(of.link.lane_kbps) / 1e6).to_string()),
+            line("link bandwidth, GB/s", &|of| {
+                format!("{:.1}", of.link.bytes_per_s() as f64 / 1e9)
+            }),
+            line("interfaces of a node", &|of| of.tnis.to_string()),
+            line("injection bandwidth of a node, GB/s", &|of| {
+                (of.injection_bytes_per_s() as f64 / 1e9).to_string()
+            }),
+            line("memory groups of a node", &|of| (of.groups.near + of.groups.far).to_string()),
+            line("queues of a node", &|of| (u32::from(of.tnis) * u32::from(of.cqs)).to_string()),
+            line("barrier channels of a node", &|of| barrier(of, of.barrier.channels)),
+            line("barrier gates of a node", &|of| barrier(of, of.barrier.gates)),
+        ];
+        for line in lines {
+            assert!(PAGE.contains(&line), "{line}");
+        }
+    }
+}
