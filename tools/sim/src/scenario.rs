@@ -338,20 +338,8 @@ impl Scenario {
             pattern,
             size: 0,
             load: Load::Count(0),
-            arrivals: file
-                .checked("arrivals", &raw.arrivals, |name| match name.as_str() {
-                    "even" => Ok(Arrivals::Even),
-                    "poisson" => Ok(Arrivals::Poisson),
-                    _ => Err("\"even\" or \"poisson\""),
-                })?
-                .unwrap_or_default(),
-            rails: file
-                .checked("rails", &raw.rails, |name| match name.as_str() {
-                    "single" => Ok(Rails::Single),
-                    "minimal" => Ok(Rails::Minimal),
-                    _ => Err("\"single\" or \"minimal\""),
-                })?
-                .unwrap_or_default(),
+            arrivals: raw.arrivals(&file)?,
+            rails: raw.rails(&file)?,
             tnis: file
                 .checked("tnis", &raw.tnis, |number| within(*number, 1..=tnis.into()))?
                 .map_or(tnis, |number| number as u8),
@@ -479,6 +467,24 @@ impl Raw {
             }
         }
         Ok(options)
+    }
+
+    fn arrivals(&self, file: &TomlFile<'_>) -> Result<Arrivals, FileError> {
+        let arrivals = file.checked("arrivals", &self.arrivals, |name| match name.as_str() {
+            "even" => Ok(Arrivals::Even),
+            "poisson" => Ok(Arrivals::Poisson),
+            _ => Err("\"even\" or \"poisson\""),
+        })?;
+        Ok(arrivals.unwrap_or_default())
+    }
+
+    fn rails(&self, file: &TomlFile<'_>) -> Result<Rails, FileError> {
+        let rails = file.checked("rails", &self.rails, |name| match name.as_str() {
+            "single" => Ok(Rails::Single),
+            "minimal" => Ok(Rails::Minimal),
+            _ => Err("\"single\" or \"minimal\""),
+        })?;
+        Ok(rails.unwrap_or_default())
     }
 
     fn sizes(&self, file: &TomlFile<'_>) -> Result<Vec<u64>, FileError> {
@@ -692,8 +698,8 @@ impl fmt::Display for Saturation {
 }
 
 impl Report {
-    /// Formats the results as a table.
-    pub(crate) fn text(&self) -> String {
+    /// The table, with a line for each point.
+    fn table(&self) -> String {
         let number = |value: f64| format!("{value:.2}");
         let rows = self.rows.iter().map(|row| {
             let Row { size, offered_gbytes_per_s, outcome, .. } = row;
@@ -741,6 +747,11 @@ impl Report {
         let head = &head[..known];
         let rows = rows.map(|row| row.into_iter().take(known).collect());
         let right: Vec<_> = (0..head.len()).collect();
+        tofu_ui::table(head, &right, rows)
+    }
+
+    /// Formats the results as a table.
+    pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         let senders = self.rows.first().map_or(0, |row| row.outcome.senders);
         // Writing to a string cannot fail.
@@ -753,7 +764,7 @@ impl Report {
              {queue_bytes} bytes a port for requests, {} and {}\n",
             self.title, self.network.scheduler, self.network.arbiter
         );
-        text += &tofu_ui::table(head, &right, rows);
+        text += &self.table();
         let wrong: u64 = self.rows.iter().map(|row| row.outcome.lcrc_errors).sum();
         let late: u64 = self.rows.iter().map(|row| row.outcome.ack_timeouts).sum();
         if (wrong, late) != (0, 0) {
