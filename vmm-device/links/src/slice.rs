@@ -20,12 +20,20 @@
 //! then zeros. FCS is a CRC of 24 bits (generator 0x5d6dcb, from FlexRay) of everything from the
 //! routing header on, highest byte first. A frame without DLLP or other control has zeros in its
 //! place.
+//!
+//! Two more are *ours* where the text of the figures, as it was read from print, has others. The
+//! gap begins with fd, by which Ethernet ends a frame; the text has fb, by which both begin one. A
+//! cut TLP has two rows behind it; the text of figure 6 has three, of which the second, `F, DLLP 8 +
+//! 4n to 11 + 4n, zeros`, is as in figure 5, and the third, `F, DLLP 12 to 15, FCS`, is the same in
+//! both slices. Two rows hold the whole DLLP once, and come nearer to Table V: 6.33 GB/s, where
+//! three give 6.28 and the paper has 6.35.
 
 use tofu_abi::frame::{ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT};
 
 use crate::{Dllp, Seq};
 
 const PREAMBLE: [u8; 8] = [0xfb, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xaa, 0xab];
+/// The first byte is *ours*.
 const GAP: [u8; 8] = [0xfd, 7, 7, 7, 7, 7, 7, 7];
 /// Bytes that are cut into one row for each lane.
 const CUT: usize = 16;
