@@ -31,6 +31,7 @@ use crate::notice::Peer;
 use crate::observe::violations::RegisterName;
 use crate::tlp::{Body, Signal, wire_bytes};
 use tofu_dma::RegisterWrite;
+use tofu_rules::{Point, Rule};
 
 impl Icc {
     /// The gates of an interface that has any, whose registers are about to be written.
@@ -130,8 +131,11 @@ impl Icc {
                 drop(gates);
                 if let Err(requests) = result {
                     let register = RegisterName(Register::Bgs { tni, bg, reg });
-                    self.breach(format_args!("{register}: its links are refused: {requests:?}"));
+                    let what = format_args!("{register}: its links are refused: {requests:?}");
+                    self.breach(Rule::GateLinks, what);
                     irq.request(self.host(), requests);
+                } else if on {
+                    self.rules.lane(tni.index()).kept(Point::GateEnabled);
                 }
             }
             BgsReg::BchMask => {
@@ -150,10 +154,23 @@ impl Icc {
             }
             _ => {
                 let mut gates = lock(&unit.gates);
+                let fixed = gates.read(bg, BgsReg::Enable) & 1 != 0 && reg != BgsReg::BchNoticeIpa;
                 let value = write.merge(gates.read(bg, reg));
                 gates.write(bg, reg, value);
+                drop(gates);
+                self.note_gate_set_up(Register::Bgs { tni, bg, reg }, tni, fixed);
             }
         }
+    }
+
+    /// Counts a write to a register of a gate, which is `fixed` while the gate is enabled.
+    fn note_gate_set_up(&self, register: Register, tni: TniId, fixed: bool) {
+        if !fixed {
+            self.rules.lane(tni.index()).kept(Point::GateSetUp);
+            return;
+        }
+        let register = RegisterName(register);
+        self.breach(Rule::GateRegisters, format_args!("write to {register}: the gate is enabled"));
     }
 
     pub(crate) fn read_bch(&self, tni: TniId, bch: BchId, reg: BchReg) -> u64 {
@@ -186,12 +203,13 @@ impl Icc {
         let Some(page) = unit.page(bch) else {
             return;
         };
-        {
+        let ready = {
             let mut processing = self.processing(tni, unit, net);
             let (gates, effects) = processing.parts();
             let Some(word) = page.take_start() else {
                 return;
             };
+            let ready = self.tni(tni).enabled() && gates.ready(bch).state();
             if !self.tni(tni).enabled() {
                 gates.ignore_start(bch);
             } else if gates.start(bch, BchReady(word), page.input(), effects)
@@ -201,6 +219,13 @@ impl Icc {
                 irq.clear_pending(BgsIrqs::ACKNOWLEDGES.raw());
             }
             unit.publish(gates, bch);
+            ready
+        };
+        if ready {
+            self.rules.lane(tni.index()).kept(Point::Round);
+        } else {
+            let what = format_args!("TNI {tni} BCH {bch}: a round is started, and READY is 0");
+            self.breach(Rule::RoundReady, what);
         }
         net.progress();
     }
@@ -232,6 +257,9 @@ impl Icc {
         let mut processing = self.processing(tni, unit, net);
         let (gates, effects) = processing.parts();
         gates.arrive(signal.target, source, &content, at_ps, effects);
+        if effects.requests.is_empty() && effects.inactive.is_none() {
+            self.rules.lane(tni.index()).kept(Point::Signal);
+        }
         if let Some(bch) = signal.target.channel()
             && let Some(page) = unit.page(bch)
         {
@@ -260,7 +288,9 @@ impl Icc {
         }
         let irq = self.barrier.get(tni).and_then(|u| u.irq(signal.source));
         if let Some(irq) = irq {
-            irq.request(self.host(), BgsIrqs::BG_SEND_ADDRESS_EXCEPTION);
+            let request = BgsIrqs::BG_SEND_ADDRESS_EXCEPTION;
+            self.count_gate_exceptions(request);
+            irq.request(self.host(), request);
         }
     }
 
@@ -286,6 +316,7 @@ impl Icc {
     fn inactive_gate(&self, tni: TniId, target: BgId, source: BgAddress) {
         let unit = self.tni(tni);
         unit.set_inactive_gate(target, source);
+        self.count_interface_exceptions(TniIrqs::INACTIVE_BG);
         unit.irq.request(self.host(), TniIrqs::INACTIVE_BG);
     }
 
@@ -340,7 +371,7 @@ impl Processing<'_> {
 
 impl Drop for Processing<'_> {
     fn drop(&mut self) {
-        let Consequences { icc, unit, effects, .. } = &mut self.consequences;
+        let Consequences { icc, tni, unit, effects, .. } = &mut self.consequences;
         // READY comes before the notices: software that sees the notice may start the next round,
         // and that must not be overwritten.
         for ended in &effects.ended {
@@ -354,6 +385,9 @@ impl Drop for Processing<'_> {
                 }
                 Ok(()) => BgsIrqs::SYNCHRONIZATION_ACKNOWLEDGE,
             };
+            if request.intersects(BgsIrqs::ACKNOWLEDGES) {
+                icc.rules.lane(tni.index()).kept(Point::RoundNotice);
+            }
             effects.requests.push((ended.bch.gate(), request));
         }
     }
@@ -373,6 +407,7 @@ impl Drop for Consequences<'_> {
         let Self { icc, tni, unit, effects, net } = self;
         for &(bg, bits) in &effects.requests {
             if let Some(irq) = unit.irq(bg) {
+                icc.count_gate_exceptions(bits);
                 irq.request(icc.host(), bits);
             }
         }

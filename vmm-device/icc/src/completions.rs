@@ -9,12 +9,14 @@ use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqEntry, MrqWord0, RingIndex, TCQ_ENTRY_SIZE, TcqEntry};
 use tofu_abi::regs::{CqReg, MRQ_MASK_DISCARD};
 use tofu_inspect::inspect;
+use tofu_rules::{Lane, Point, Rules};
 
 use crate::coalesce::{Held, HeldInterrupt};
 use crate::command::{CommandKind, Message};
 use crate::memory::DmaMemory;
 use crate::notice::{NoticeEvent, Peer};
 use crate::observe::format::{Code, Ring};
+use crate::observe::rules::of_remote;
 use crate::observe::tracing::Watch;
 use crate::page::Page;
 use crate::tlp::{Answer, Tag};
@@ -144,6 +146,9 @@ pub(crate) struct Writer<'a> {
     pub(crate) held_until: u64,
     /// Learns of commands that end, if anybody does.
     pub(crate) trace: Option<Watch<'a>>,
+    /// Counts of broken rules, and of those that the queue's interface has kept.
+    pub(crate) rules: &'a Rules,
+    pub(crate) lane: &'a Lane,
 }
 
 impl Outstanding {
@@ -355,12 +360,24 @@ impl Completions {
         self.free.push(index);
         let Outstanding { message, rcode, local, .. } = &command;
         let (rcode, frame) = (*rcode, message.kind == CommandKind::Frame);
-        let sent = if frame { rcode } else { *local };
+        let local = *local;
+        let sent = if frame { rcode } else { local };
         self.complete(command.slot, sent, message.length, message.header1.interrupt(), w);
-        if !frame {
-            if !rcode.is_success() {
+        if !rcode.is_success()
+            && local.is_success()
+            && let Some(rule) = of_remote(rcode)
+        {
+            w.rules.broke(rule);
+        }
+        if frame {
+            w.lane.kept(Point::PacketSent);
+        } else {
+            if rcode.is_success() {
+                w.lane.kept(Point::Ended);
+            } else {
                 self.failures.count(index, &command);
                 w.failed = true;
+                w.lane.kept(Point::Failed);
             }
             let mut entry = message.last_notice(rcode);
             if message.kind == CommandKind::Armw && rcode.is_success() {
@@ -512,6 +529,7 @@ impl Completions {
                 continue;
             }
             self.mrq.advance();
+            w.lane.kept(Point::Notice);
             w.page.add(CqReg::MrqNumNotice, 1);
             if w.policy.interrupt_mask >> word0.id() & 1 != 0 {
                 continue;

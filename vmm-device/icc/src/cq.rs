@@ -24,6 +24,7 @@ use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
 use crate::translate::Tables;
 use crate::transmit::Transmit;
 use tofu_dma::RegisterWrite;
+use tofu_rules::{Lane, Rule, Rules};
 
 /// The time a write to ENABLE waits for bursts in flight before it gives up on them. A burst takes
 /// as long as a memory copy, so this is only reached when the host hardly runs at all. Then it is
@@ -311,11 +312,11 @@ impl Cq {
     /// # Errors
     ///
     /// The queue stays disabled if a size code is out of range or an address not a multiple of its
-    /// entry's size. The error has the register, its value, and the rule.
+    /// entry's size. The error has the rule, the register, its value, and the rule in words.
     pub(crate) fn enable(
         &self,
         description: &Description,
-    ) -> Result<(), (CqsReg, u64, &'static str)> {
+    ) -> Result<(), (Rule, CqsReg, u64, &'static str)> {
         let mut transmit = self.transmit.lock();
         let mut completions = lock(&self.completions);
         if self.enabled() {
@@ -323,14 +324,16 @@ impl Cq {
         }
         let entries = |reg| {
             let code = self.plain(reg);
-            queue_entries(code).ok_or((reg, code, "size codes are 0 to 5"))
+            queue_entries(code).ok_or((Rule::QueueSize, reg, code, "size codes are 0 to 5"))
         };
         let address = |reg, size, rule| {
             let address = self.plain(reg) & !CACHE_INJECTION;
-            if address.is_multiple_of(size) { Ok(address) } else { Err((reg, address, rule)) }
+            let wrong = (Rule::QueueAlignment, reg, address, rule);
+            if address.is_multiple_of(size) { Ok(address) } else { Err(wrong) }
         };
         if self.mode().session() && !description.session_mode {
-            return Err((CqsReg::Mode, self.mode().0, "there is no session mode"));
+            let why = "there is no session mode";
+            return Err((Rule::SessionMode, CqsReg::Mode, self.mode().0, why));
         }
         let toq_entries = entries(CqsReg::ToqSize)?;
         let mrq_entries = entries(CqsReg::MrqSize)?;
@@ -548,6 +551,7 @@ impl Cq {
         now_ns: u64,
         patience_ns: u64,
         trace: Option<Watch<'a>>,
+        (rules, lane): (&'a Rules, &'a Lane),
     ) -> Writer<'a> {
         let policy = Policy {
             mrq_mask: self.plain(CqsReg::MrqMask),
@@ -569,6 +573,8 @@ impl Cq {
             failed: false,
             held_until: u64::MAX,
             trace,
+            rules,
+            lane,
         }
     }
 

@@ -21,6 +21,7 @@ use crate::irq::IrqUnit;
 use crate::memory::DmaMemory;
 use crate::observe::explain;
 use crate::observe::failures::Failures;
+use crate::observe::rules;
 use crate::observe::statistics::{FailedCommands, Faults, ModelTime, Statistics};
 use crate::observe::trace_events::{Subject, Which};
 use crate::observe::tracing::Traced;
@@ -30,6 +31,7 @@ use crate::timing::CommandTiming;
 use crate::tlp::Body;
 use crate::tni::Tni;
 use tofu_dma::Plain;
+use tofu_rules::{Device, Point, Rule, Rules};
 
 /// The configuration of a device.
 #[derive(Clone, Debug)]
@@ -103,6 +105,7 @@ pub struct Icc {
     pub(crate) statistics: Statistics,
     pub(crate) faults: Faults,
     pub(crate) traced: Traced,
+    pub(crate) rules: Rules,
     violations: Violations,
     /// Commands of this node, and requests of others.
     pub(crate) failed: Failures,
@@ -134,6 +137,7 @@ impl Icc {
             statistics: Statistics::default(),
             faults: Faults::default(),
             traced: Traced::default(),
+            rules: Rules::new(Device::Tofu),
             violations: Violations::default(),
             failed: Failures::default(),
             refused: Failures::default(),
@@ -246,9 +250,13 @@ impl Icc {
             self.ring_stalled(queue);
         }
         self.expire_packets(now_ns, false);
-        if let Some(due) =
-            self.statistics.expire(&*self.host, &*self.memory, &self.bus_master, now_ns)
-        {
+        if let Some(due) = self.statistics.expire(
+            &*self.host,
+            &*self.memory,
+            &self.bus_master,
+            now_ns,
+            &self.rules,
+        ) {
             self.want_expire(due);
         }
     }
@@ -290,14 +298,15 @@ impl Icc {
         if let Some(Failed { rcode, message, index, generation }) = failures.last {
             let which = Which::Tag(index, generation);
             let (node, tni, cq) = (self.coords(), queue.tni, queue.id);
+            let rule = rules::of_begun(rcode);
             self.failed.note(
                 self.host().now_ns(),
-                rcode,
+                (rcode, rule),
                 || format!("{}: {message}", queue.name()),
                 || explain::failure(queue, self.memory(), &message, rcode),
                 |failure| {
-                    self.breach(format_args!("{failure}"));
-                    self.tell_why(Subject { node, tni, cq, which }, failure.why());
+                    self.report_breach(failure.rule(), format_args!("{failure}"));
+                    self.tell_why(Subject { node, tni, cq, which }, &failure.reason());
                 },
             );
         }
@@ -311,6 +320,10 @@ impl Icc {
         &self.tnis[tni.index()]
     }
 
+    pub(crate) fn queues(&self) -> &[Cq] {
+        &self.queues
+    }
+
     pub(crate) fn tnis(&self) -> &[Tni] {
         &self.tnis
     }
@@ -319,10 +332,18 @@ impl Icc {
     pub(crate) fn completions<'a>(&'a self, queue: &'a Cq, now_ns: u64) -> Completing<'a> {
         let trace = self.traced.watch(self.host(), (queue.tni, queue.id));
         let patience_ns = self.config.posted_writes_ns;
-        let writer = queue.writer(&*self.memory, &self.bus_master, now_ns, patience_ns, trace);
+        let lane = self.rules.lane(queue.tni.index());
+        let (memory, dma) = (&*self.memory, &self.bus_master);
+        let writer = queue.writer(memory, dma, now_ns, patience_ns, trace, (&self.rules, lane));
         Completing {
             locked: queue.lock_completions(),
-            consequences: Consequences { icc: self, queue, writer, asked: CqsIrqs::NONE },
+            consequences: Consequences {
+                icc: self,
+                queue,
+                writer,
+                asked: CqsIrqs::NONE,
+                no_word: false,
+            },
         }
     }
 
@@ -336,10 +357,23 @@ impl Icc {
         self.statistics.model_time(tni)
     }
 
-    /// Reports something that this node's guest did against the rules.
-    pub(crate) fn breach(&self, what: fmt::Arguments<'_>) {
-        if violations::are_told() {
-            self.violations.tell(self.coords(), self.host().now_ns(), what);
+    /// Counts and reports that this node's guest has broken a rule.
+    #[cold]
+    pub(crate) fn breach(&self, rule: Rule, what: fmt::Arguments<'_>) {
+        self.rules.broke(rule);
+        self.report_breach(Some(rule), what);
+    }
+
+    /// Reports something that this node's guest did against the rules, and was counted before.
+    #[cold]
+    pub(crate) fn report_breach(&self, rule: Option<Rule>, what: fmt::Arguments<'_>) {
+        if !violations::are_told() {
+            return;
+        }
+        let (node, now_ns) = (self.coords(), self.host().now_ns());
+        match rule {
+            Some(rule) => self.violations.tell(node, now_ns, format_args!("{rule}: {what}")),
+            None => self.violations.tell(node, now_ns, what),
         }
     }
 
@@ -376,6 +410,9 @@ impl Icc {
     /// Requests the interrupt of a fault at the queue that has the address. Returns its code.
     pub(crate) fn raise(&self, queue: &Cq, fault: Fault) -> Rcode {
         queue.irq.request(self.host(), fault.irq);
+        if let Some(rule) = rules::of_local(fault.rcode) {
+            self.rules.broke(rule);
+        }
         fault.rcode
     }
 
@@ -435,7 +472,7 @@ impl<'a> Completing<'a> {
 impl Drop for Completing<'_> {
     /// Checks whether the driver has asked for an interrupt, while the queue cannot be disabled.
     fn drop(&mut self) {
-        let Consequences { queue, writer, asked, .. } = &mut self.consequences;
+        let Consequences { queue, writer, asked, no_word, .. } = &mut self.consequences;
         let (arm, acknowledges) = (queue.arm(), writer.requests & CqsIrqs::ACKNOWLEDGES);
         if acknowledges.is_empty() || !arm.is_used() {
             return;
@@ -445,9 +482,13 @@ impl Drop for Completing<'_> {
             return;
         }
         match arm.take(writer.memory) {
-            Ok(true) => *asked = acknowledges,
-            Ok(false) => {}
-            Err(_) => writer.requests |= CqsIrqs::MRQ_WRITE_EXCEPTION,
+            Ok(wanted) => {
+                writer.lane.kept(Point::Asked);
+                if wanted {
+                    *asked = acknowledges;
+                }
+            }
+            Err(_) => *no_word = true,
         }
     }
 }
@@ -459,6 +500,8 @@ struct Consequences<'a> {
     writer: Writer<'a>,
     /// Requests that the driver has asked for in memory.
     asked: CqsIrqs,
+    /// The word by which the driver asks is not memory.
+    no_word: bool,
 }
 
 impl Drop for Consequences<'_> {
@@ -467,7 +510,14 @@ impl Drop for Consequences<'_> {
         if requests.intersects(CqsIrqs::TCQ_WRITE_EXCEPTION) {
             self.queue.stop();
         }
+        self.icc.count_queue_exceptions(requests);
         self.queue.irq.request(self.icc.host(), requests);
+        if self.no_word {
+            let (name, at) = (self.queue.name(), self.queue.arm().0);
+            let what = format_args!("{name} INTERRUPT_ARM_IPA: there is no word at {at:#x}");
+            self.icc.breach(Rule::ArmWord, what);
+            self.queue.irq.request(self.icc.host(), CqsIrqs::MRQ_WRITE_EXCEPTION);
+        }
         self.queue.irq.announce(self.icc.host(), self.asked);
         if failed {
             self.icc.note_failures(self.queue);

@@ -14,6 +14,11 @@ pub trait Host: Send + Sync {
     /// Sends the MSI-X message of `vector` (see [`tofu_abi::irq::vector`]).
     fn interrupt(&self, vector: u16);
 
+    /// Returns true if [`Host::interrupt`] sends anything: MSI-X is enabled.
+    fn sends_interrupts(&self) -> bool {
+        true
+    }
+
     /// A doorbell of TNI `tni` rang: someone must call
     /// [`Icc::run_queue`](crate::Icc::run_queue) soon.
     fn doorbell(&self, tni: TniId, doorbell: Doorbell);

@@ -17,10 +17,12 @@ use crate::host::Net;
 use crate::memory::Access;
 use crate::notice::Peer;
 use crate::observe::explain;
+use crate::observe::rules;
 use crate::observe::trace_events::{Subject, Which};
 use crate::tlp::{Answer, BURST_BYTES, BURST_NOTICES, Body, Payload, Tag, burst_size, full_tlp};
 use crate::translate::Translation;
 use crate::transmit::{Active, Transmit};
+use tofu_rules::Point;
 
 /// The steps that a queue may take before others get their turn. A descriptor or a burst is a step,
 /// and each [`STEP_BYTES`] bytes of a burst count as one more.
@@ -194,6 +196,7 @@ impl Icc {
             return None;
         }
         self.mark_direct(queue, transmit)?;
+        self.rules.lane(queue.tni.index()).kept(Point::Direct);
         queue.count_direct(if second.is_some() { 2 } else { 1 });
         transmit.second = second;
         Some(first)
@@ -214,7 +217,10 @@ impl Icc {
 
     /// Stops a queue for an exception of its own.
     fn fail(&self, queue: &Cq, request: CqsIrqs) {
-        self.breach(format_args!("{}: {request:?}: the queue stops", queue.name()));
+        self.count_queue_exceptions(request);
+        let rule = rules::OF_QUEUE.iter().find(|(bits, _)| bits.intersects(request));
+        let what = format_args!("{}: {request:?}: the queue stops", queue.name());
+        self.report_breach(rule.map(|(_, rule)| *rule), what);
         queue.stop();
         queue.irq.request(self.host(), request);
     }
@@ -258,7 +264,7 @@ impl Icc {
             let subject = Subject { node, tni, cq, which: Which::Slot(slot.index) };
             self.failed.note(
                 now,
-                end.rcode,
+                (end.rcode, rules::of_local(end.rcode)),
                 || {
                     format!(
                         "{}: descriptor in slot {}, {:x?}",
@@ -269,13 +275,16 @@ impl Icc {
                 },
                 || explain::refusal(descriptor, queue.mode(), self.description(), end.rcode),
                 |failure| {
-                    self.breach(format_args!("{failure}"));
-                    self.tell_why(subject, failure.why());
+                    self.report_breach(failure.rule(), format_args!("{failure}"));
+                    self.tell_why(subject, &failure.reason());
                 },
             );
         }
         self.tell_at_once(queue, slot, descriptor.header1(), end.rcode);
         let rcode = self.raise(queue, end);
+        if rcode.is_success() {
+            self.rules.lane(queue.tni.index()).kept(Point::Local);
+        }
         if let Some((completions, writer)) = self.completions(queue, now).parts() {
             let interrupt = descriptor.header1().interrupt();
             completions.complete(slot, rcode, 0, interrupt, writer);
@@ -434,6 +443,7 @@ impl Icc {
                 self.give_up_rest(queue, &active, rcode, net.now_ns());
                 return Step::Done;
             }
+            self.rules.lane(queue.tni.index()).kept(Point::Translated);
             queue.page.add(CqReg::TxPayloadByte, n.into());
             let payload = Payload::Guest { segments: from.segments, pin };
             (Body::Put { request, payload }, n)
@@ -526,6 +536,8 @@ impl Icc {
             if let Some(fault) = fault {
                 answered.answer.rcode = self.raise(queue, fault);
                 answered.at = Side::Initiator;
+            } else {
+                self.rules.lane(tni.index()).kept(Point::Translated);
             }
         }
         drop(pin);

@@ -12,6 +12,14 @@ use crate::host::Host;
 use crate::memory::{Access, DmaMemory, DmaResult};
 use crate::observe::format::Requests;
 
+/// The messages of a unit: those that were sent, and those that MSI-X was not enabled for. They are
+/// for [rules](tofu_rules), so a reset leaves them.
+#[derive(Debug, Default)]
+struct Messages {
+    sent: std::sync::atomic::AtomicU64,
+    lost: std::sync::atomic::AtomicU64,
+}
+
 /// IRR, IMR and ICL of one unit (CQS, BGS, TNI or TNR), whose requests are `S`.
 #[derive(Debug)]
 pub(crate) struct IrqUnit<S> {
@@ -19,6 +27,7 @@ pub(crate) struct IrqUnit<S> {
     pending: AtomicU64,
     mask: AtomicU64,
     level: AtomicU64,
+    messages: Messages,
     requests: PhantomData<S>,
 }
 
@@ -30,6 +39,7 @@ impl<S: IrqSet> IrqUnit<S> {
             pending: AtomicU64::new(0),
             mask: AtomicU64::new(u64::MAX),
             level: AtomicU64::new(0),
+            messages: Messages::default(),
             requests: PhantomData,
         }
     }
@@ -38,6 +48,19 @@ impl<S: IrqSet> IrqUnit<S> {
         self.pending.store(0, SeqCst);
         self.mask.store(u64::MAX, SeqCst);
         self.level.store(0, SeqCst);
+    }
+
+    /// Sends the message of the unit's vector.
+    fn send(&self, host: &dyn Host) {
+        let count = if host.sends_interrupts() { &self.messages.sent } else { &self.messages.lost };
+        count.fetch_add(1, Relaxed);
+        host.interrupt(self.vector);
+    }
+
+    /// The number of messages that were sent, and of those that MSI-X was not enabled for.
+    pub(crate) fn messages(&self) -> (u64, u64) {
+        let Messages { sent, lost } = &self.messages;
+        (sent.load(Relaxed), lost.load(Relaxed))
     }
 
     /// Raises requests; a message is sent if one of them is new and not masked.
@@ -50,14 +73,14 @@ impl<S: IrqSet> IrqUnit<S> {
         // least one must see the other.
         let new = bits & !self.pending.fetch_or(bits, SeqCst);
         if new & !self.mask.load(SeqCst) != 0 {
-            host.interrupt(self.vector);
+            self.send(host);
         }
     }
 
     /// Sends the message that an [`Arm`] asked for, if it is not masked. It is not kept in IRR.
     pub(crate) fn announce(&self, host: &dyn Host, requests: S) {
         if requests.raw() & !self.mask.load(SeqCst) != 0 {
-            host.interrupt(self.vector);
+            self.send(host);
         }
     }
 
@@ -90,7 +113,7 @@ impl<S: IrqSet> IrqUnit<S> {
     pub(crate) fn clear_mask(&self, host: &dyn Host, bits: u64) {
         let unmasked = bits & self.mask.fetch_and(!bits, SeqCst);
         if unmasked & self.pending.load(SeqCst) != 0 {
-            host.interrupt(self.vector);
+            self.send(host);
         }
     }
 
@@ -102,7 +125,7 @@ impl<S: IrqSet> IrqUnit<S> {
 
 impl<S: IrqSet> Inspect for IrqUnit<S> {
     fn inspect(&self, visit: Visit<'_>) {
-        let Self { vector, pending: _, mask: _, level: _, requests: _ } = self;
+        let Self { vector, pending: _, mask: _, level: _, messages: _, requests: _ } = self;
         visit.tree(|tree| {
             tree.add("vector", vector);
             tree.add("pending", &Requests(S::from_raw(self.pending())));

@@ -62,4 +62,5 @@ pub use crate::router::discard_rcode;
 pub use crate::timing::CommandTiming;
 pub use crate::tlp::{Answer, Body, Payload, Request, Signal, Tag, burst_size, wire_bytes};
 pub use crate::translate::Pin;
+pub use tofu_rules::{Report, Rule, Tally};
 pub use tofu_sync::Epochs;

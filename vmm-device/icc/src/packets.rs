@@ -19,6 +19,7 @@ use crate::command::{PacketCommand, PacketRoute};
 use crate::device::Icc;
 use crate::fault::Fault;
 use crate::notice::Peer;
+use crate::observe::rules;
 use crate::observe::trace_events::{Subject, Which};
 use crate::packets::frame::{
     Outgoing, ecrc_is_right, is_system, is_whole, report_frame, tlp_header,
@@ -27,6 +28,7 @@ use crate::packets::queues::{PacketQueues, PacketWriter};
 use crate::target::Incoming;
 use crate::tlp::Request;
 use crate::tni::Tni;
+use tofu_rules::Point;
 
 /// Something for the packet receive queue, and the counter for it if there is no place.
 struct Delivery<'a> {
@@ -111,7 +113,8 @@ impl Icc {
         let Incoming { from, request, now_ns, .. } = *incoming;
         self.refused.note(
             now_ns,
-            rcode,
+            // Of addresses, the rule was counted when the address was looked up.
+            (rcode, rules::of_local(rcode.local())),
             || {
                 let (from, tni) = (from.node, from.tni);
                 let (to, at) = (incoming.tni, request.remote);
@@ -127,11 +130,11 @@ impl Icc {
             },
             || self.why_refused(incoming, command, rcode),
             |failure| {
-                self.breach(format_args!("{failure}"));
+                self.report_breach(failure.rule(), format_args!("{failure}"));
                 let tag = request.tag;
                 let which = Which::Tag(tag.index, tag.generation);
                 let subject = Subject { node: from.node, tni: from.tni, cq: tag.cq, which };
-                self.tell_why(subject, failure.why());
+                self.tell_why(subject, &failure.reason());
             },
         );
         let unit = self.tni(incoming.tni);
@@ -166,7 +169,9 @@ impl Icc {
         let (queues, writer) = receiving.parts();
         // Checked with the lock held: the caller that turns one of them off waits for it.
         let taken = unit.enabled() && self.dma_enabled() && queues.take(code, own, bytes, writer);
-        if !taken {
+        if taken {
+            self.rules.lane(unit.index()).kept(Point::PacketTaken);
+        } else {
             unit.add(discards, 1);
             writer.requests |= TniIrqs::PRQ_PACKET_DISCARD;
         }
@@ -230,6 +235,7 @@ struct Consequences<'a> {
 impl Drop for Consequences<'_> {
     fn drop(&mut self) {
         let Self { icc, unit, ref writer, deadline } = *self;
+        icc.count_interface_exceptions(writer.requests);
         unit.irq.request(icc.host(), writer.requests);
         unit.irq.announce(icc.host(), writer.asked);
         // What is overdue waits for bus mastering, not for a timer.

@@ -11,8 +11,10 @@ use tofu_sync::lock;
 use crate::cq::Cq;
 use crate::device::Icc;
 use crate::observe::violations::{QueueName, RegisterName, is_read_only};
+use crate::packets::queues::PacketQueues;
 use crate::page::DIRECT;
 use tofu_dma::{RegisterWrite, aligned};
+use tofu_rules::{Point, Rule};
 
 impl Icc {
     /// A read of `data.len()` bytes at `offset` of BAR0.
@@ -26,7 +28,10 @@ impl Icc {
             return;
         };
         let value = match self.decode(at) {
-            Some(register) => self.read_register(register),
+            Some(register) => {
+                self.rules.kept(Point::Read);
+                self.read_register(register)
+            }
             None => {
                 self.unclaimed("read", offset);
                 0
@@ -71,7 +76,7 @@ impl Icc {
 
     fn malformed(&self, what: &str, offset: u64, len: usize) {
         self.faults.count_malformed();
-        self.breach(format_args!(
+        self.breach(Rule::AccessSize, format_args!(
             "{what} of {len} bytes at BAR0 offset {offset:#x}: registers take 4 or 8 bytes at a \
              multiple of as many"
         ));
@@ -79,7 +84,8 @@ impl Icc {
 
     fn unclaimed(&self, what: &str, offset: u64) {
         self.faults.count_unclaimed();
-        self.breach(format_args!("{what} at BAR0 offset {offset:#x}: there is no register"));
+        let what = format_args!("{what} at BAR0 offset {offset:#x}: there is no register");
+        self.breach(Rule::AccessPlace, what);
     }
 
     fn read_register(&self, register: Register) -> u64 {
@@ -101,12 +107,18 @@ impl Icc {
 
     fn write_register(&self, register: Register, write: RegisterWrite) {
         if is_read_only(register) {
-            self.breach(format_args!(
-                "write of {:#x} to {}: read-only",
-                write.bits(),
-                RegisterName(register)
-            ));
+            self.breach(
+                Rule::ReadOnly,
+                format_args!(
+                    "write of {:#x} to {}: read-only",
+                    write.bits(),
+                    RegisterName(register)
+                ),
+            );
             return;
+        }
+        if !matches!(register, Register::Cq { .. }) {
+            self.rules.kept(Point::Write);
         }
         match register {
             Register::Cq { tni, cq, reg } => self.write_cq(tni, cq, reg, write),
@@ -131,13 +143,19 @@ impl Icc {
                 return;
             }
             match queue.write_direct(word, write) {
-                Ok(true) => self.host().doorbell(tni, cq.into()),
+                Ok(true) => {
+                    self.rules.lane(tni.index()).kept(Point::Doorbell);
+                    self.host().doorbell(tni, cq.into());
+                }
                 Ok(false) => {}
                 Err(()) => {
-                    self.breach(format_args!(
-                        "{}: a direct descriptor while the one before waits: the queue stops",
-                        QueueName(tni, cq)
-                    ));
+                    self.breach(
+                        Rule::DirectWaits,
+                        format_args!(
+                            "{}: a direct descriptor while the one before waits: the queue stops",
+                            QueueName(tni, cq)
+                        ),
+                    );
                     queue.stop();
                     queue.irq.request(self.host(), CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION);
                 }
@@ -145,7 +163,10 @@ impl Icc {
             return;
         }
         match reg {
-            CqReg::FetchStart if queue.enabled() => self.host().doorbell(tni, cq.into()),
+            CqReg::FetchStart if queue.enabled() => {
+                self.note_doorbell(queue, write);
+                self.host().doorbell(tni, cq.into());
+            }
             CqReg::FetchStart => self.not_enabled(tni, cq, reg),
             CqReg::MrqFullPointer
             | CqReg::PiggybackBuffer0
@@ -160,7 +181,31 @@ impl Icc {
 
     fn not_enabled(&self, tni: TniId, cq: CqId, reg: CqReg) {
         let register = RegisterName(Register::Cq { tni, cq, reg });
-        self.breach(format_args!("write to {register}: the queue is not enabled"));
+        let what = format_args!("write to {register}: the queue is not enabled");
+        self.breach(Rule::DoorbellEnabled, what);
+    }
+
+    /// Counts a doorbell. Other values than 1 ring as well, but not in a shared page.
+    fn note_doorbell(&self, queue: &Cq, write: RegisterWrite) {
+        if write.bits() == 1 {
+            self.rules.lane(queue.tni.index()).kept(Point::Doorbell);
+            return;
+        }
+        let (name, bits) = (queue.name(), write.bits());
+        let what = format_args!("write of {bits:#x} to {name} TOQ_FETCH_START: write 1");
+        self.breach(Rule::DoorbellValue, what);
+    }
+
+    /// Counts a write to a register that is read when the queue is enabled.
+    fn note_set_up(&self, queue: &Cq, reg: CqsReg) {
+        if !queue.enabled() {
+            self.rules.lane(queue.tni.index()).kept(Point::QueueSetUp);
+            return;
+        }
+        let register = RegisterName(Register::Cqs { tni: queue.tni, cq: queue.id, reg });
+        let what =
+            format_args!("write to {register}: the queue is enabled, which does not read it");
+        self.breach(Rule::QueueRegisters, what);
     }
 
     fn write_cqs(&self, tni: TniId, cq: CqId, reg: CqsReg, write: RegisterWrite) {
@@ -197,6 +242,14 @@ impl Icc {
             CqsReg::Icl => queue.irq.set_level(merged),
             // Counters.
             CqsReg::ToqDirectSourceCount | CqsReg::ToqDirectDescriptorCount => {}
+            CqsReg::ToqIpa
+            | CqsReg::ToqSize
+            | CqsReg::TcqIpa
+            | CqsReg::MrqIpa
+            | CqsReg::MrqSize => {
+                self.note_set_up(queue, reg);
+                queue.write_plain(reg, merged);
+            }
             _ => queue.write_plain(reg, merged),
         }
     }
@@ -209,11 +262,21 @@ impl Icc {
             }
             match queue.enable(self.description()) {
                 // Descriptors already in the queue are fetched at the next doorbell.
-                Ok(()) => self.host().queue_enabled(queue.tni, queue.id.into(), true),
-                Err((reg, value, rule)) => {
+                Ok(()) => {
+                    self.host().queue_enabled(queue.tni, queue.id.into(), true);
+                    if self.dma_enabled() {
+                        self.rules.lane(queue.tni.index()).kept(Point::QueueEnabled);
+                    } else {
+                        let name = queue.name();
+                        let what = format_args!("{name} ENABLE: Bus Master Enable is 0");
+                        self.breach(Rule::EnableMastering, what);
+                    }
+                }
+                Err((broken, reg, value, rule)) => {
                     let register =
                         RegisterName(Register::Cqs { tni: queue.tni, cq: queue.id, reg });
-                    self.breach(format_args!("ENABLE, with {value:#x} in {register}: {rule}"));
+                    let what = format_args!("ENABLE, with {value:#x} in {register}: {rule}");
+                    self.breach(broken, what);
                     queue.irq.request(self.host(), CqsIrqs::TOQ_READ_EXCEPTION);
                 }
             }
@@ -235,8 +298,29 @@ impl Icc {
                 if unit.write(reg, merged) {
                     self.ring_all();
                 }
+                self.note_packet_queue(tni, reg, merged);
             }
         }
+    }
+
+    /// Counts whether a packet queue is there after its address was written; 0 turns it off.
+    fn note_packet_queue(&self, tni: TniId, reg: TniReg, address: u64) {
+        let there = match reg {
+            TniReg::PbqPa => PacketQueues::has_buffers,
+            TniReg::PrqPa => PacketQueues::receives,
+            _ => return,
+        };
+        if address == 0 {
+            return;
+        }
+        if there(&lock(&self.tni(tni).packets)) {
+            self.rules.lane(tni.index()).kept(Point::PacketQueue);
+            return;
+        }
+        let register = RegisterName(Register::Tni { tni, reg });
+        let what =
+            format_args!("write of {address:#x} to {register}: its alignment or size is wrong");
+        self.breach(Rule::PacketQueues, what);
     }
 
     fn read_port(&self, port: Port, reg: PortReg) -> u64 {

@@ -17,6 +17,7 @@ use crate::notice::{Notice, Peer};
 use crate::observe::explain;
 use crate::tlp::{Answer, Body, Payload, Request, burst_size, full_tlp, wire_bytes};
 use crate::translate::Pin;
+use tofu_rules::Point;
 
 /// The size of an answer on the wire.
 struct Size {
@@ -273,7 +274,10 @@ impl Icc {
         let range =
             queue.tables.translate(self.memory(), pin, request.remote, request.length, access);
         match range.fault {
-            None => (range.segments, range.len, Rcode::SUCCESS),
+            None => {
+                self.rules.lane(queue.tni.index()).kept(Point::Translated);
+                (range.segments, range.len, Rcode::SUCCESS)
+            }
             Some(fault) => {
                 let whole = range.len - range.len % request.mtu;
                 (range.segments, whole, self.target_fault(queue, fault))
@@ -385,6 +389,7 @@ impl Icc {
         };
         drop(pin);
         changed.map_err(|_| fail(Fault::payload(true)))?;
+        self.rules.lane(queue.tni.index()).kept(Point::Atomic);
         queue.page.add(CqReg::RxPayloadByte, request.length.into());
         if request.header2.remote_notice() {
             let notice = incoming.notice(MrqId::ArmwHalfway, true, op as u32, 0);

@@ -20,6 +20,7 @@ const REGISTERS: usize = 0x1d0 / 8;
 /// A network interface as a whole.
 #[derive(Debug)]
 pub(crate) struct Tni {
+    id: TniId,
     enabled: AtomicBool,
     pub(crate) irq: IrqUnit<TniIrqs>,
     registers: [AtomicU64; REGISTERS],
@@ -32,12 +33,18 @@ pub(crate) struct Tni {
 impl Tni {
     pub(crate) fn new(id: TniId) -> Self {
         Self {
+            id,
             enabled: AtomicBool::new(false),
             irq: IrqUnit::new(vector::tni(id)),
             registers: [const { AtomicU64::new(0) }; REGISTERS],
             packets: Mutex::default(),
             waiting: Waiting::new(),
         }
+    }
+
+    /// Its number.
+    pub(crate) fn index(&self) -> usize {
+        self.id.index()
     }
 
     pub(crate) fn enabled(&self) -> bool {

@@ -37,7 +37,7 @@ impl Translation {
 }
 
 /// A steering entry and its memory block, checked and ready for use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mapping {
     stag: u32,
     /// Generation of the tables that the mapping was read in.
@@ -191,6 +191,15 @@ impl Tables {
     /// Returns true if a flush is still waiting for bursts in flight.
     pub(crate) fn flush_busy(&self) -> bool {
         self.epochs.busy()
+    }
+
+    /// The number of cached mappings that the tables in memory do not give any more.
+    pub(crate) fn stale(self: &Arc<Self>, memory: &dyn DmaMemory) -> u64 {
+        let pin = self.pin();
+        let cached = lock(&self.cache).clone();
+        let used = cached.iter().flatten().filter(|m| m.generation == pin.generation);
+        let differs = |m: &&Mapping| self.read_mapping(memory, &pin, m.stag).ok() != Some(**m);
+        used.filter(differs).count() as u64
     }
 
     /// Begins a use of the tables.

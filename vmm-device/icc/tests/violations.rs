@@ -67,17 +67,23 @@ fn violations_name_register_and_rule() {
 
     let icc = device();
     let one = |register: Register, value: u64| told(|| write(&icc, register, value)).join("\n");
-    assert_eq!(one(cqs(CqsReg::Status), 5), "write of 0x5 to TNI 0 CQ 0 STATUS: read-only");
+    assert_eq!(
+        one(cqs(CqsReg::Status), 5),
+        "T-REG-003: write of 0x5 to TNI 0 CQ 0 STATUS: read-only"
+    );
     let sent = Register::Tni { tni: TNI, reg: TniReg::NumSendTlp };
-    assert_eq!(one(sent, 0), "write of 0x0 to TNI 0 NUM_SEND_TLP: read-only");
+    assert_eq!(one(sent, 0), "T-REG-003: write of 0x0 to TNI 0 NUM_SEND_TLP: read-only");
     let port = Register::Port { port: Port::BPlus, reg: PortReg::NumSendTlp };
     assert!(one(port, 0).ends_with("port 3 NUM_SEND_TLP: read-only"));
     let fetch = Register::Cq { tni: TNI, cq: CQ, reg: CqReg::FetchStart };
-    assert_eq!(one(fetch, 1), "write to TNI 0 CQ 0 TOQ_FETCH_START: the queue is not enabled");
+    assert_eq!(
+        one(fetch, 1),
+        "T-CQ-006: write to TNI 0 CQ 0 TOQ_FETCH_START: the queue is not enabled"
+    );
     write(&icc, cqs(CqsReg::ToqSize), 7);
     assert_eq!(
         one(cqs(CqsReg::Enable), 1),
-        "ENABLE, with 0x7 in TNI 0 CQ 0 TOQ_SIZE: size codes are 0 to 5"
+        "T-CQ-002: ENABLE, with 0x7 in TNI 0 CQ 0 TOQ_SIZE: size codes are 0 to 5"
     );
     write(&icc, cqs(CqsReg::ToqSize), 0);
     write(&icc, cqs(CqsReg::MrqIpa), 0x1010);
@@ -85,11 +91,14 @@ fn violations_name_register_and_rule() {
     let gate = Register::Bgs { tni: TNI, bg: BgId::ALL[0], reg: BgsReg::LocalLink };
     write(&icc, gate, u64::MAX);
     let gate = Register::Bgs { tni: TNI, bg: BgId::ALL[0], reg: BgsReg::Enable };
-    assert!(one(gate, 1).starts_with("TNI 0 BG 0 ENABLE: its links are refused: "));
+    assert!(one(gate, 1).starts_with("T-BG-001: TNI 0 BG 0 ENABLE: its links are refused: "));
     let [two, nowhere] = [(8, 2), (0x7ff_fff8, 8)]
         .map(|(at, len)| told(|| icc.bar_write(at, &[0; 8][..len])).join("\n"));
-    assert!(two.starts_with("write of 2 bytes at BAR0 offset 0x8: registers take 4 or 8"), "{two}");
-    assert_eq!(nowhere, "write at BAR0 offset 0x7fffff8: there is no register");
+    assert!(
+        two.starts_with("T-REG-001: write of 2 bytes at BAR0 offset 0x8: registers take 4 or 8"),
+        "{two}"
+    );
+    assert_eq!(nowhere, "T-REG-002: write at BAR0 offset 0x7fffff8: there is no register");
 
     check_commands(&device(), &memory);
 
@@ -119,13 +128,13 @@ fn check_commands(icc: &Icc, memory: &GuestMemoryMmap) {
     }
     let lines = told(|| while icc.run_queue(TNI, CQ.into(), &mut Sent::default()) {});
     let [refused, failed] = &lines[..] else { panic!("{lines:#?}") };
-    assert!(refused.starts_with("TNI 0 CQ 0: descriptor in slot 0, ["), "{refused}");
+    assert!(refused.starts_with("T-CMD-003: TNI 0 CQ 0: descriptor in slot 0, ["), "{refused}");
     let rcode = Rcode::BAD_MTU;
     let why = format!(": {rcode:?}, {rcode}: the mtu is 1928 bytes; 1920 are the most");
     assert!(refused.ends_with(&why), "{refused}");
     let rcode = Rcode::STEERING_TABLE_DISABLED;
     let expected = format!(
-        "TNI 0 CQ 0: Put of 64 bytes to node {PEER} TNI 0 CQ 2, STag 0x7 offset 0x40, own STag 0x5 \
+        "T-AT-001: TNI 0 CQ 0: Put of 64 bytes to node {PEER} TNI 0 CQ 2, STag 0x7 offset 0x40, own STag 0x5 \
          offset 0x80: {rcode:?}, {rcode}: "
     );
     assert!(failed.starts_with(&expected) && failed.len() > expected.len(), "{failed}");

@@ -11,7 +11,7 @@ use tofu_abi::{Coords, CqId, Doorbell, TniId, pci};
 use tofu_fabric::{Fabric, NodeId, Port, PortCounters, XbCounters};
 use tofu_icc::{Config, DmaMemory, Event, Host, Icc, SharedPages, Subject};
 use tofu_inspect::{Inspect, Said, Tree, Visit};
-use tofu_pci::{Endpoint, EndpointDevice};
+use tofu_pci::{Endpoint, EndpointDevice, MsixTable};
 use tofu_sync::lock;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -375,6 +375,10 @@ impl Host for NodeHost {
     fn interrupt(&self, vector: u16) {
         self.note(What::Interrupt(vector));
         self.endpoint.trigger(vector);
+    }
+
+    fn sends_interrupts(&self) -> bool {
+        self.endpoint.msix().is_none_or(MsixTable::enabled)
     }
 
     fn observe(&self, event: &Event) {

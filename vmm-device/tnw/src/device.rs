@@ -11,6 +11,7 @@ use tofu_abi::tnw::{
 };
 use tofu_abi::topology::Shape;
 use tofu_dma::{Access, DmaMemory};
+use tofu_rules::{Device, Point, Report, Rule, Rules};
 use tofu_sync::lock;
 
 use crate::host::{Host, Net};
@@ -53,6 +54,7 @@ pub struct Nwp {
     pub(crate) errors: AtomicU64,
     pub(crate) stray_stores: AtomicU64,
     pub(crate) bad_accesses: AtomicU64,
+    pub(crate) rules: Rules,
     pub(crate) links: [LinkModule; LINKS],
     /// Held while windows become memory or registers, so that the host is notified in the same
     /// order.
@@ -162,6 +164,7 @@ impl Nwp {
             errors: AtomicU64::new(0),
             stray_stores: AtomicU64::new(0),
             bad_accesses: AtomicU64::new(0),
+            rules: Rules::new(Device::Tnw),
             links,
             modes: Mutex::default(),
         }
@@ -295,8 +298,12 @@ impl Nwp {
         let word = request.notification(status, length);
         let told = self.dma().is_some_and(|dma| dma.store(request.notify, word.0).is_ok());
         if !told {
+            self.rules.broke(Rule::TnwNotify);
             self.error(Errors(0).with_refused(true));
-        } else if request.interrupt {
+            return;
+        }
+        self.rules.lane(link.index()).kept(Point::Notified);
+        if request.interrupt {
             self.host.interrupt(link.index() as u16);
         }
     }
@@ -340,12 +347,35 @@ impl Nwp {
             }),
         };
         match refused {
-            Ok(()) => self.wake(link),
+            Ok(()) => {
+                self.rules.lane(link.index()).kept(Point::Posted);
+                self.wake(link);
+            }
             Err(status) => {
+                self.refused(status);
                 self.with_link(link, |state| state.pages[channel.index()].refused += 1);
                 self.notify(link, Done { request, status, length: 0 });
             }
         }
+    }
+
+    /// Counts the rule that a refused credit or Nget has broken.
+    #[cold]
+    fn refused(&self, status: Status) {
+        let rule = match status {
+            Status::Disabled => Rule::TnwEnabled,
+            Status::NoLink => Rule::TnwLink,
+            Status::BadLength => Rule::TnwLength,
+            Status::BadAddress => Rule::TnwMemory,
+            Status::Full => Rule::TnwRoom,
+            _ => return,
+        };
+        self.rules.broke(rule);
+    }
+
+    /// The counts of all rules.
+    pub fn rules(&self) -> Report {
+        self.rules.report()
     }
 
     /// Handles a write to CANCEL.
@@ -470,17 +500,20 @@ impl Nwp {
         });
         match stored {
             Some(Ok((link, channel, true))) => {
+                self.rules.lane(link.index()).kept(Point::Stored);
                 self.wake(link);
                 if self.links[link.index()].marks[channel.index()].load(Relaxed) != 0 {
                     self.host.window_rang(link, channel);
                 }
             }
-            Some(Ok((_, _, false))) => {}
+            Some(Ok((link, _, false))) => self.rules.lane(link.index()).kept(Point::Stored),
             Some(Err((_, crate::StoreError::Overlap))) => {
+                self.rules.broke(Rule::TnwOverlap);
                 self.error(Errors(0).with_overlap(true));
             }
             None | Some(Err((_, crate::StoreError::Outside))) => {
                 self.stray_stores.fetch_add(1, SeqCst);
+                self.rules.broke(Rule::TnwStray);
                 self.error(Errors(0).with_stray_store(true));
             }
         }
@@ -697,8 +730,11 @@ impl Nwp {
         let Some(dma) = self.dma() else { return };
         if dma.store(page.report, head).is_err() {
             page.report = 0;
+            self.rules.broke(Rule::TnwReport);
             self.error(Errors(0).with_report(true));
+            return;
         }
+        self.rules.kept(Point::Reported);
     }
 
     /// Reads a BAR. Windows that are not shared read as 0.

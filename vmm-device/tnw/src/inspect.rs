@@ -16,6 +16,7 @@ impl Inspect for Nwp {
             tree.add("shape", &Said(self.config.shape));
             tree.add("bus_master", &self.is_bus_master());
             tree.add("next_deadline_ns", &Time(self.next_deadline()));
+            tree.add("rules", &self.rules());
             tree.add_with("registers", |visit| {
                 visit.tree(|tree| {
                     let own = NwpReg::ALL.iter();

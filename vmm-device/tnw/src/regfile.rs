@@ -11,6 +11,8 @@ use tofu_abi::tnw::{
 use tofu_abi::topology::Axis;
 use tofu_dma::{RegisterWrite, aligned};
 
+use tofu_rules::{Point, Rule};
+
 use crate::device::{LinkState, Nwp};
 use crate::shared::SharedWindows;
 
@@ -46,6 +48,7 @@ impl Nwp {
             self.bad_access();
             return;
         };
+        self.rules.kept(Point::Read);
         let value = self.read_register(register) >> shift;
         data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
     }
@@ -62,13 +65,17 @@ impl Nwp {
         let place = RegisterWrite::at(offset, data)
             .and_then(|(at, write)| Some((Register::decode(at)?, write)));
         match place {
-            Some((register, write)) => self.write_register(register, write),
+            Some((register, write)) => {
+                self.rules.kept(Point::Write);
+                self.write_register(register, write);
+            }
             None => self.bad_access(),
         }
     }
 
     fn bad_access(&self) {
         self.bad_accesses.fetch_add(1, SeqCst);
+        self.rules.broke(Rule::TnwAccess);
         self.error(Errors(0).with_bad_access(true));
     }
 

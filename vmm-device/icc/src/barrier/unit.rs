@@ -16,7 +16,7 @@ use crate::page::SharedPages;
 
 /// Barrier gates and channels of one interface.
 pub(crate) struct BarrierUnit {
-    pub(super) irqs: Box<[IrqUnit<BgsIrqs>]>,
+    pub(crate) irqs: Box<[IrqUnit<BgsIrqs>]>,
     pages: Box<[ChannelPage]>,
     pub(super) gates: Mutex<Gates>,
     /// Held while a channel is masked or unmasked and the host is notified, so that it gets
@@ -90,7 +90,7 @@ impl Barrier {
         (tni.get() < profile.tnis).then(|| self.0[tni.index()].get_or_init(make))
     }
 
-    pub(super) fn units(&self) -> impl Iterator<Item = (TniId, &BarrierUnit)> {
+    pub(crate) fn units(&self) -> impl Iterator<Item = (TniId, &BarrierUnit)> {
         TniId::ALL.into_iter().zip(&self.0).filter_map(|(tni, unit)| Some((tni, unit.get()?)))
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 
 use tofu_abi::Rcode;
 use tofu_inspect::{Inspect, Visit, inspect};
+use tofu_rules::Rule;
 use tofu_sync::lock;
 
 use crate::observe::format::Code;
@@ -25,21 +26,40 @@ pub(crate) struct Failure {
     /// Queue, and the command in words.
     command: String,
     rcode: Rcode,
+    /// The rule that it has broken, if it has broken one.
+    rule: Option<Rule>,
     why: String,
 }
 
-inspect!(Failure { at_ns, command, rcode as Code, why });
+inspect!(Failure { at_ns, command, rcode as Code, rule as RuleId, why });
+
+/// A rule as it is called.
+struct RuleId(Option<Rule>);
+
+impl Inspect for RuleId {
+    fn inspect(&self, visit: Visit<'_>) {
+        Inspect::inspect(&self.0.map(|rule| rule.id().to_owned()), visit);
+    }
+}
 
 impl Failure {
-    /// The reason in words.
-    pub(crate) fn why(&self) -> &str {
-        &self.why
+    /// The rule that it has broken.
+    pub(crate) const fn rule(&self) -> Option<Rule> {
+        self.rule
+    }
+
+    /// The reason in words, after the rule.
+    pub(crate) fn reason(&self) -> String {
+        match self.rule {
+            Some(rule) => format!("{rule}: {}", self.why),
+            None => self.why.clone(),
+        }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at_ns: _, command, rcode, why } = self;
+        let Self { at_ns: _, command, rcode, rule: _, why } = self;
         write!(f, "{command}: {rcode:?}, {rcode}: {why}")
     }
 }
@@ -59,7 +79,7 @@ impl Failures {
     pub(crate) fn note(
         &self,
         at_ns: u64,
-        rcode: Rcode,
+        (rcode, rule): (Rcode, Option<Rule>),
         command: impl FnOnce() -> String,
         why: impl FnOnce() -> String,
         also: impl FnOnce(&Failure),
@@ -67,7 +87,7 @@ impl Failures {
         if lock(&self.0).lately.take(at_ns).is_none() {
             return;
         }
-        let failure = Failure { at_ns, command: command(), rcode, why: why() };
+        let failure = Failure { at_ns, command: command(), rcode, rule, why: why() };
         also(&failure);
         let last = &mut lock(&self.0).last;
         if last.len() >= KEPT {

@@ -34,6 +34,7 @@ impl Inspect for Icc {
             tree.add("accesses", self.faults());
             tree.add("failed", &self.failed);
             tree.add("refused", &self.refused);
+            tree.add_with("rules", |visit| self.rules().inspect(visit));
             tree.add("registers", &Registers { icc: self, unit: Unit::Tofu, all: true });
             tree.add("interrupts", &self.tnr);
             tree.add("crossbar", &Registers { icc: self, unit: Unit::Crossbar, all: true });

@@ -8,6 +8,7 @@ use tofu_abi::queue::STQ_ENTRY_SIZE;
 use tofu_abi::regs::NUM_TNI;
 use tofu_fabric::{XbCounters, XbCycles};
 use tofu_inspect::inspect;
+use tofu_rules::{Point, Rule, Rules};
 use tofu_sync::lock;
 
 use crate::completions::Failures;
@@ -171,6 +172,7 @@ impl Statistics {
         memory: &dyn DmaMemory,
         dma: &AtomicBool,
         now_ns: u64,
+        rules: &Rules,
     ) -> Option<u64> {
         if !self.enable.load(SeqCst) {
             return None;
@@ -179,11 +181,11 @@ impl Statistics {
         if due > now_ns {
             return Some(due);
         }
-        self.dump(host, memory, dma);
+        self.dump(host, memory, dma, rules);
         Some(self.set_due(now_ns))
     }
 
-    fn dump(&self, host: &dyn Host, memory: &dyn DmaMemory, dma: &AtomicBool) {
+    fn dump(&self, host: &dyn Host, memory: &dyn DmaMemory, dma: &AtomicBool, rules: &Rules) {
         let _dumping = lock(&self.dumping);
         let entries = self.entries.load(SeqCst);
         if entries == 0 || !self.enable.load(SeqCst) || !dma.load(SeqCst) {
@@ -194,8 +196,10 @@ impl Statistics {
         if memory.write(self.address.load(SeqCst).wrapping_add(offset), &data).is_err() {
             // There is no exception for this; the dumps just end.
             self.enable.store(false, SeqCst);
+            rules.broke(Rule::StatisticsQueue);
             return;
         }
+        rules.kept(Point::Dump);
         let next = offset + STQ_ENTRY_SIZE as u64;
         let size = entries.saturating_mul(STQ_ENTRY_SIZE as u64);
         self.next_offset.store(if next >= size { 0 } else { next }, SeqCst);

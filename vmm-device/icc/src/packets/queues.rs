@@ -107,6 +107,11 @@ impl PacketQueues {
         *self = Self { buffers: self.buffers, receive: Ring::new(base, size), ..Self::default() };
     }
 
+    /// Returns true if the buffer queue is set up.
+    pub(crate) const fn has_buffers(&self) -> bool {
+        self.buffers.is_some()
+    }
+
     /// Returns true if the receive queue is set up.
     pub(crate) const fn receives(&self) -> bool {
         self.receive.is_some()
