@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tofu_agent::wire::{Exec, Output, Program, Status};
 use tofu_image::{Cache, Silent, Spec};
 use tofu_linux_nodes::boot_files::tools;
-use tofu_linux_nodes::host::LinuxHost;
+use tofu_linux_nodes::lab;
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::progress::ImageProgress;
 use tofu_linux_nodes::runtimes::{Monitors, Runtimes};
@@ -23,12 +23,10 @@ use tofu_spec::MachineSpec;
 use tofu_spec::guest::Guest;
 use tofu_spec::plan::Plan;
 use tofu_spec::units::{Doorbell, Driver, ImageName, MemorySize};
-use tofu_supervisor::event;
 use tofu_supervisor::node::AgentNode;
 use tofu_supervisor::programs;
 use tofu_supervisor::registry::Registry;
-use tofu_supervisor::runner::{self, Backend, Running};
-use tofu_supervisor::session::{Rights, Session};
+use tofu_supervisor::runner;
 use tofu_ui::Style;
 
 use crate::figures::Latency;
@@ -238,10 +236,8 @@ fn parent_and_ticks(stat: &str) -> Option<(u32, u64)> {
 
 /// A machine of two Linux nodes. Dropping it ends the nodes.
 pub(crate) struct Lab {
-    // Dropped in this order: guests end before the values that own their files.
-    _running: Box<dyn Running>,
+    _lab: lab::Lab,
     pub(crate) guests: Guests,
-    _session: Session,
     pub(crate) monitor: String,
     pub(crate) ready: Duration,
 }
@@ -249,19 +245,9 @@ pub(crate) struct Lab {
 impl Lab {
     /// Starts the machine as `tofu up` does, and waits until both nodes are ready.
     pub(crate) fn start(spec: &MachineSpec, lan: Ethernet) -> anyhow::Result<Self> {
-        let start = Instant::now();
-        let plan = Plan::new(spec)?;
-        let runtime = Runtimes::prepare(&plan, &Monitors::qemu(), &Silent)?;
-        let monitor = runtime.first.runs_on();
-        let (sender, _events) = event::events();
-        let rights = Rights::Programs(&runtime.writes());
-        let mut session = Session::start(&plan, rights, sender.clone(), None)?;
-        let mut host = LinuxHost::new(&plan, &session, runtime);
-        host.lan = lan;
-        let running = session.machines(Some(Box::new(host))).start(&plan, sender)?;
-        let ready = start.elapsed();
-        let guests = Guests(Arc::clone(&session.registry));
-        Ok(Self { _running: running, guests, _session: session, monitor, ready })
+        let lab = lab::Lab::start(spec, lan, &Silent)?;
+        let guests = Guests(Arc::clone(lab.registry()));
+        Ok(Self { guests, monitor: lab.monitor.clone(), ready: lab.ready, _lab: lab })
     }
 }
 

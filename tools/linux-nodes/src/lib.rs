@@ -7,6 +7,7 @@
 mod arm64;
 pub mod boot_files;
 pub mod host;
+pub mod lab;
 pub mod lan;
 mod monitor;
 mod node;

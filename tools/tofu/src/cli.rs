@@ -29,6 +29,7 @@ use crate::commands::manual::ManArgs;
 use crate::commands::map::MapArgs;
 use crate::commands::node::{PauseArgs, RestartArgs, ResumeArgs};
 use crate::commands::pjm::ScriptCommand;
+use crate::commands::prove::ProveArgs;
 use crate::commands::ps::PsArgs;
 use crate::commands::regs::RegsArgs;
 use crate::commands::sdk::SdkArgs;
@@ -123,6 +124,7 @@ pub(crate) enum Command {
     Map(MapArgs),
     Sim(SimArgs),
     Bench(BenchArgs),
+    Prove(ProveArgs),
     #[command(subcommand)]
     Guest(GuestCommand),
     Completions(CompletionsArgs),

@@ -24,6 +24,7 @@ pub(crate) mod manual;
 pub(crate) mod map;
 pub(crate) mod node;
 pub(crate) mod pjm;
+pub(crate) mod prove;
 pub(crate) mod ps;
 pub(crate) mod regs;
 pub(crate) mod run;

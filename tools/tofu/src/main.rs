@@ -20,7 +20,7 @@ use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
     bench, capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward,
-    gdb, guest, hosts, image, inspect, link, manual, map, node, pjm, ps, regs, run, sdk, serve, sim,
+    gdb, guest, hosts, image, inspect, link, manual, map, node, pjm, prove, ps, regs, run, sdk, serve, sim,
     stats, time, top, topo, trace, up, view,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         Command::Map(args) => map::run(args),
         Command::Sim(args) => sim::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Prove(args) => prove::run(args),
         Command::Guest(command) => guest::run(command),
         Command::Run(args) => run::run(args),
         Command::Script(command) => pjm::run(command),

@@ -1,4 +1,4 @@
-//! What a device counts.
+//! The counts of a device.
 
 use std::fmt;
 use std::sync::OnceLock;

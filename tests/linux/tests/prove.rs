@@ -1,0 +1,294 @@
+//! `tofu prove`: the shipped driver and the one for learners break nothing, and wrong variants of
+//! the latter are named by the rule that they break. Drivers that do not load, hang or take their
+//! node with them end with one line, and leave nothing running.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use tofu_linux_tests::{PATIENCE, Place, Said, driver};
+
+const SOURCE: &str = "../../guest-lib/kernel/samples/first_put";
+
+/// A wrong variant of the driver for learners.
+struct Wrong {
+    name: &'static str,
+    /// What is replaced by what.
+    from: &'static str,
+    to: &'static str,
+    /// The rule that it breaks, or the beginning of what else the report has.
+    named: Named,
+}
+
+enum Named {
+    Rule(&'static str),
+    Left(&'static str),
+    Warning(&'static str),
+    Scene(&'static str, &'static str),
+}
+
+use Named::{Left, Rule, Scene, Warning};
+
+const WRONG: [Wrong; 20] = [
+    Wrong { name: "no_master", from: "\tpci_set_master(pdev);\n", to: "", named: Rule("T-CQ-001") },
+    Wrong {
+        name: "mrq_size",
+        from: "writeq(0, bar + CQS_MRQ_SIZE)",
+        to: "writeq(6, bar + CQS_MRQ_SIZE)",
+        named: Rule("T-CQ-002"),
+    },
+    Wrong {
+        name: "tcq_address",
+        from: "writeq(address(this, m->tcq), bar",
+        to: "writeq(address(this, m->tcq) + 4, bar",
+        named: Rule("T-CQ-003"),
+    },
+    Wrong {
+        name: "late_ring",
+        from: "\treturn readq_poll_timeout(bar + CQS_STATUS, status, status &",
+        to: "\twriteq(1, bar + CQS_TOQ_SIZE);\n\
+             \treturn readq_poll_timeout(bar + CQS_STATUS, status, status &",
+        named: Rule("T-CQ-005"),
+    },
+    Wrong {
+        name: "early_doorbell",
+        from: "\twriteq(1, bar + CQS_ENABLE);",
+        to: "\twriteq(1, bar + CQ_FETCH_START);\n\twriteq(1, bar + CQS_ENABLE);",
+        named: Rule("T-CQ-006"),
+    },
+    Wrong {
+        name: "doorbell_value",
+        from: "writeq(1, this->bar + CQ_FETCH_START)",
+        to: "writeq(3, this->bar + CQ_FETCH_START)",
+        named: Rule("T-CQ-007"),
+    },
+    Wrong {
+        name: "short_write",
+        from: "writeq(1, this->bar + TNI_ENABLE)",
+        to: "writew(1, this->bar + TNI_ENABLE); writeq(1, this->bar + TNI_ENABLE)",
+        named: Rule("T-REG-001"),
+    },
+    Wrong {
+        name: "clears_status",
+        from: "writeq(1, this->bar + TNI_ENABLE)",
+        to: "writeq(0, this->bar + CQS_STATUS); writeq(1, this->bar + TNI_ENABLE)",
+        named: Rule("T-REG-003"),
+    },
+    Wrong { name: "mtu", from: "(240ULL << 16)", to: "(241ULL << 16)", named: Rule("T-CMD-003") },
+    Wrong {
+        name: "wrong_node",
+        from: "target = x << 32",
+        to: "target = (x + 9) << 32",
+        named: Rule("T-CMD-009"),
+    },
+    Wrong {
+        name: "wrong_queue",
+        from: "cpu_to_le64((u64)TO << 40)",
+        to: "cpu_to_le64((u64)TO << 40 | 3ULL << 58)",
+        named: Rule("T-RMT-004"),
+    },
+    Wrong {
+        name: "not_registered",
+        from: "\t\tregister_page(this, FROM);\n",
+        to: "",
+        named: Rule("T-AT-004"),
+    },
+    Wrong {
+        name: "peer_not_registered",
+        from: "\t\tregister_page(this, TO);\n",
+        to: "",
+        named: Rule("T-RMT-007"),
+    },
+    Wrong {
+        name: "beyond_the_stag",
+        from: "cpu_to_le64((u64)LENGTH << 32)",
+        to: "cpu_to_le64((u64)8192 << 32)",
+        named: Rule("T-AT-005"),
+    },
+    Wrong {
+        name: "no_pages",
+        from: "m->blocks[stag].length = cpu_to_le64(1)",
+        to: "m->blocks[stag].length = cpu_to_le64(0)",
+        named: Rule("T-AT-012"),
+    },
+    Wrong {
+        name: "physical_address",
+        from: "m->pages[stag][0] = cpu_to_le64(address(this, m->page[stag]) | VALID)",
+        to: "m->pages[stag][0] = cpu_to_le64(0xffffff0000ULL | VALID)",
+        named: Rule("T-AT-015"),
+    },
+    // The memory may be freed now, but the device still has it.
+    Wrong {
+        name: "no_flush",
+        from: "\tdma_rmb();\n\tdev_info",
+        to: "\tdma_rmb();\n\tm->steering[TO].what = 0;\n\tdev_info",
+        named: Rule("T-AT-017"),
+    },
+    Wrong {
+        name: "left_open",
+        from: "\tclose_queue(this);\n\tpci_clear_master",
+        to: "\tpci_clear_master",
+        // Node 0 is reset before.
+        named: Left("node 1: TNI 0 CQ 0 is enabled"),
+    },
+    Wrong {
+        name: "complains",
+        from: "\tpci_clear_master",
+        to: "\tWARN_ON(1);\n\tpci_clear_master",
+        named: Warning("node 0, in unload: "),
+    },
+    Wrong {
+        name: "no_device",
+        from: "\tpci_set_master(pdev);\n",
+        to: "\treturn -ENODEV;\n",
+        named: Scene("load", "node 0: the module is loaded, but no driver has taken the device"),
+    },
+];
+
+/// Writes a variant of the driver, and returns its folder.
+fn variant(place: &Place, name: &str, from: &str, to: &str) -> PathBuf {
+    let folder = place.path().join(name);
+    fs::create_dir(&folder).unwrap();
+    fs::copy(Path::new(SOURCE).join("Kbuild"), folder.join("Kbuild")).unwrap();
+    let source = fs::read_to_string(Path::new(SOURCE).join("first_put.c")).unwrap();
+    assert!(source.contains(from), "{name}");
+    fs::write(folder.join("first_put.c"), source.replacen(from, to, 1)).unwrap();
+    folder
+}
+
+fn prove(place: &Place, args: &[&str]) -> Said {
+    let image = driver::image();
+    let command = [&["prove", "--json", "--kernel", &image], args].concat();
+    place.run_for(&command, 2 * PATIENCE, b"")
+}
+
+fn report(said: &Said) -> Value {
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+}
+
+/// The ids of broken rules.
+fn broken(report: &Value) -> Vec<&str> {
+    let rules = report["rules"].as_array().unwrap().iter();
+    rules.filter(|rule| rule["broken"] != 0).map(|rule| rule["id"].as_str().unwrap()).collect()
+}
+
+/// Nothing of the machine is left.
+#[track_caller]
+fn nothing_runs(place: &Place) {
+    assert_eq!(place.run(&["ps", "--json"]).json(), Value::Array(Vec::new()));
+}
+
+#[test]
+fn shipped_driver_breaks_nothing() {
+    let Some(place) = driver::place("shipped_driver_breaks_nothing") else { return };
+    let (junit, sarif) = (place.file("report.xml"), place.file("report.sarif"));
+    let said = prove(&place, &["--reloads", "3", "--junit", &junit, "--sarif", &sarif]);
+    let report = report(&said);
+    assert_eq!((said.code, &report["ok"]), (Some(0), &Value::Bool(true)), "{report:#}");
+    let kept = report["rules"].as_array().unwrap().iter().filter(|rule| rule["kept"] != 0);
+    assert!(kept.count() >= 50, "{report:#}");
+    assert!(fs::read_to_string(junit).unwrap().contains("failures=\"0\""));
+    let sarif: Value = serde_json::from_slice(&fs::read(sarif).unwrap()).unwrap();
+    assert_eq!(sarif["runs"][0]["results"], Value::Array(Vec::new()));
+    nothing_runs(&place);
+}
+
+#[test]
+fn wrong_drivers_are_named_by_their_rules() {
+    let Some(place) = driver::place("wrong_drivers_are_named_by_their_rules") else { return };
+    let right = prove(&place, &[SOURCE, "--reloads", "2"]);
+    assert_eq!(right.code, Some(0), "{right:?}");
+    let wrong: Vec<String> = WRONG.iter().filter_map(|wrong| missed(&place, wrong)).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    nothing_runs(&place);
+}
+
+/// What the report lacks about a wrong driver.
+fn missed(place: &Place, wrong: &Wrong) -> Option<String> {
+    let Wrong { name, from, to, named } = wrong;
+    let folder = variant(place, name, from, to);
+    let said = prove(place, &[folder.to_str().unwrap(), "--quick"]);
+    let report = report(&said);
+    let begins = |list: &str, with: &str| {
+        let mut lines = report[list].as_array().unwrap().iter().filter_map(Value::as_str);
+        lines.any(|line| line.starts_with(with))
+    };
+    let found = match named {
+        Rule(id) => broken(&report).contains(id),
+        Left(with) => begins("left", with),
+        Warning(with) => begins("warnings", with),
+        Scene(scene, with) => {
+            let mut scenes = report["scenes"].as_array().unwrap().iter();
+            let found = scenes.find(|found| found["name"] == *scene).unwrap();
+            found["says"].as_str().unwrap().starts_with(with)
+        }
+    };
+    (said.code != Some(1) || !found).then(|| {
+        let parts = ["scenes", "left", "warnings"].map(|part| &report[part]);
+        format!("{name}: {:?} {:?} {parts:?}", said.code, broken(&report))
+    })
+}
+
+#[test]
+fn drivers_that_end_badly_end_in_time() {
+    let Some(place) = driver::place("drivers_that_end_badly_end_in_time") else { return };
+    for (name, to, says) in [
+        ("hangs", "\tfor (;;)\n\t\tmsleep(1000);\n", "has not ended after 10 s"),
+        ("panics", "\tpanic(\"lost\");\n", "node "),
+        ("crashes", "\t*(volatile int *)8 = 1;\n", ""),
+    ] {
+        let from = "\tpci_set_master(pdev);\n";
+        let folder = variant(&place, name, from, to);
+        let header = "#include <linux/pci.h>\n";
+        let file = folder.join("first_put.c");
+        let source = fs::read_to_string(&file).unwrap();
+        let with = format!("{header}#include <linux/delay.h>\n");
+        fs::write(&file, source.replacen(header, &with, 1)).unwrap();
+        let said = prove(&place, &[folder.to_str().unwrap(), "--quick", "--patience", "10s"]);
+        let report = report(&said);
+        assert_eq!(said.code, Some(1), "{name}: {report:#}");
+        let load = &report["scenes"][0];
+        assert_eq!(load["outcome"], "failed", "{name}: {report:#}");
+        assert!(load["says"].as_str().unwrap().contains(says), "{name}: {load}");
+        assert_eq!(report["scenes"][1]["outcome"], "not_run", "{name}: {report:#}");
+        assert!(report["seconds"].as_f64().unwrap() < Duration::from_secs(90).as_secs_f64());
+        nothing_runs(&place);
+    }
+}
+
+#[test]
+fn what_is_no_driver_is_refused_at_once() {
+    let Some(place) = driver::place("what_is_no_driver_is_refused_at_once") else { return };
+    let text = place.file("text.ko");
+    fs::write(&text, "not a module").unwrap();
+    let said = prove(&place, &[&text]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.err.contains("neither a module (.ko), nor a program"), "{said:?}");
+    let folder = variant(&place, "typo", "writeq(0, bar", "wrietq(0, bar");
+    let said = prove(&place, &[folder.to_str().unwrap()]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.err.contains("does not compile") && said.err.contains("wrietq"), "{said:?}");
+    // A module of another kernel.
+    let foreign = place.file("foreign.ko");
+    fs::copy("/bin/true", &foreign).unwrap();
+    let said = prove(&place, &[&foreign, "--quick"]);
+    let report = report(&said);
+    let says = report["scenes"][0]["says"].as_str().unwrap();
+    assert!(says.starts_with("node 0 does not load it: "), "{report:#}");
+    nothing_runs(&place);
+}
+
+/// A program of small guests, as Linux runs it, drives the device through VFIO.
+#[test]
+fn vfio_program_is_proved() {
+    let Some(place) = driver::place("vfio_program_is_proved") else { return };
+    let folder = place.file("programs");
+    place.run_for(&["image", "programs", &folder], PATIENCE, b"").ok();
+    let program = format!("{folder}/puts");
+    let said = prove(&place, &[&program, "--reloads", "2", "--", "count=50", "max=8"]);
+    let report = report(&said);
+    assert_eq!(said.code, Some(0), "{report:#}");
+    assert_eq!(broken(&report), [""; 0], "{report:#}");
+    nothing_runs(&place);
+}

@@ -1,0 +1,171 @@
+//! The report for other programs: JUnit, which systems for continuous integration read, and SARIF,
+//! which code viewers do.
+
+use std::fmt::Write as _;
+
+use serde_json::json;
+
+use crate::report::{Outcome, Report};
+
+/// The report as a test suite: a test for each scene, for each rule that was met, and for what is
+/// left behind and logged.
+pub(crate) fn junit(report: &Report) -> String {
+    let mut cases = String::new();
+    let (mut tests, mut failures, mut skipped) = (0, 0, 0);
+    let mut case = |class: &str, name: &str, seconds: f64, result: Result<(), Option<&str>>| {
+        tests += 1;
+        let _ = write!(
+            cases,
+            "  <testcase classname=\"{class}\" name=\"{}\" time=\"{seconds:.3}\"",
+            escaped(name)
+        );
+        match result {
+            Ok(()) => cases.push_str("/>\n"),
+            Err(Some(why)) => {
+                failures += 1;
+                let _ = writeln!(cases, "><failure message=\"{}\"/></testcase>", escaped(why));
+            }
+            Err(None) => {
+                skipped += 1;
+                cases.push_str("><skipped/></testcase>\n");
+            }
+        }
+    };
+    for scene in &report.scenes {
+        let result = match scene.outcome {
+            Outcome::Passed => Ok(()),
+            Outcome::Failed => Err(Some(scene.says.as_str())),
+            Outcome::NotRun => Err(None),
+        };
+        case("scene", scene.name, scene.seconds, result);
+    }
+    for rule in &report.rules {
+        let result = match (rule.broken, rule.kept) {
+            (0, 0) => Err(None),
+            (0, _) => Ok(()),
+            _ => Err(Some(rule.rule)),
+        };
+        case("rule", rule.id, 0.0, result);
+    }
+    for (class, lines) in [("left", &report.left), ("kernel", &report.warnings)] {
+        let what = lines.join("; ");
+        case(class, class, 0.0, if lines.is_empty() { Ok(()) } else { Err(Some(&what)) });
+    }
+    format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tofu prove {}\" \
+         tests=\"{tests}\" failures=\"{failures}\" skipped=\"{skipped}\" time=\"{:.3}\">\n\
+         {cases}</testsuite>\n",
+        escaped(&report.driver),
+        report.seconds
+    )
+}
+
+/// Text as it may stand in an attribute. Control characters may not be there at all.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('?'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Broken rules, as results of an analysis.
+pub(crate) fn sarif(report: &Report) -> String {
+    let rule = |rule: &crate::report::RuleReport| json!({ "id": rule.id, "shortDescription": { "text": rule.rule } });
+    let result = |rule: &crate::report::RuleReport| {
+        let scenes = report.scenes_of(rule.id);
+        let text = format!("{} Broken {} times, in {scenes}.", rule.rule, rule.broken);
+        json!({ "ruleId": rule.id, "level": "error", "message": { "text": text } })
+    };
+    let driver = json!({
+        "name": "tofu prove",
+        "version": env!("CARGO_PKG_VERSION"),
+        "rules": report.rules.iter().map(rule).collect::<Vec<_>>(),
+    });
+    json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{
+            "tool": { "driver": driver },
+            "results": report.broken().map(result).collect::<Vec<_>>(),
+        }],
+    })
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Excuse, SceneReport};
+    use crate::rules::Counts;
+    use std::time::Duration;
+    use tofu_rules::Rule;
+
+    fn broken() -> Report {
+        let mut report = Report::new("a<b>.ko".into(), "QEMU");
+        report.rules[0].broken = 2;
+        report.rules[1].kept = 1;
+        let id = report.rules[0].id;
+        report.scenes.push(SceneReport {
+            name: "load",
+            outcome: Outcome::Failed,
+            seconds: 0.5,
+            says: "no \"device\"\u{1b}".into(),
+            broken: vec![(id, 2)],
+        });
+        report.finish(Duration::from_secs(1));
+        report
+    }
+
+    #[test]
+    fn junit_counts_what_it_lists() {
+        let text = junit(&broken());
+        assert!(text.contains("name=\"tofu prove a&lt;b&gt;.ko\""), "{text}");
+        assert!(text.contains("message=\"no &quot;device&quot;?\""), "{text}");
+        let times = |what: &str| text.matches(what).count();
+        for (name, what) in
+            [("tests", "<testcase "), ("failures", "<failure "), ("skipped", "<skipped/>")]
+        {
+            assert!(text.contains(&format!(" {name}=\"{}\"", times(what))), "{name}: {text}");
+        }
+        assert_eq!(times("<failure "), 2);
+    }
+
+    #[test]
+    fn sarif_has_a_result_for_each_broken_rule() {
+        let value: serde_json::Value = serde_json::from_str(&sarif(&broken())).unwrap();
+        let results = value["runs"][0]["results"].as_array().unwrap();
+        assert_eq!(results.len(), 1);
+        assert_eq!(results[0]["ruleId"], "T-REG-001");
+        assert!(results[0]["message"]["text"].as_str().unwrap().ends_with("2 times, in load."));
+    }
+
+    #[test]
+    fn rules_of_an_end_that_starts_are_excused() {
+        let mut report = Report::new("x".into(), "QEMU");
+        let counts = Counts::broken_once(&[Rule::RemoteInterface, Rule::RemoteMemory]);
+        report.count(&counts, Excuse::Starts);
+        let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
+        assert_eq!(broken, ["T-RMT-007"]);
+        report.count(&counts, Excuse::Taken);
+        assert_eq!(report.rules.iter().map(|rule| rule.excused).sum::<u64>(), 3);
+    }
+
+    #[test]
+    fn report_is_only_ok_if_nothing_broke() {
+        assert!(!broken().ok);
+        let mut report = Report::new("x".into(), "QEMU");
+        report.finish(Duration::ZERO);
+        assert!(report.ok);
+        report.left.push("a queue".into());
+        report.finish(Duration::ZERO);
+        assert!(!report.ok);
+    }
+}

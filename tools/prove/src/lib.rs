@@ -1,0 +1,112 @@
+//! Proves a driver: boots two Linux nodes, takes the driver through its life there, and tells which
+//! rules of the registers it has kept, broken and never met, and what it has left behind.
+//!
+//! A [`Subject`] is the driver, a [`Scene`](scenes::Scene) a part of its life, and a [`Report`] what
+//! came of it. Each command on a node has a limit of time, and so has the whole; a driver that hangs
+//! or takes its node with it ends the scenes, and the report is about what was before.
+#![forbid(unsafe_code)]
+
+mod formats;
+mod nodes;
+mod options;
+mod report;
+mod rules;
+mod scenes;
+mod subject;
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use anyhow::Context;
+use tofu_linux_nodes::lab::Lab;
+use tofu_linux_nodes::lan::Ethernet;
+use tofu_linux_nodes::progress::ImageProgress;
+use tofu_spec::MachineSpec;
+use tofu_spec::units::{ImageName, MemorySize};
+use tofu_ui::Style;
+
+pub use crate::options::Options;
+pub use crate::report::{Outcome, Report};
+pub use crate::subject::Subject;
+
+use crate::nodes::Nodes;
+
+/// Two neighbours.
+const SHAPE: &str = "2x1x1x1x1x1";
+/// Kernels that check themselves need more than the default.
+const MEMORY: MemorySize = MemorySize(512 << 20);
+
+/// Proves the driver, prints the report and returns the exit code: 0 if nothing broke.
+///
+/// # Errors
+///
+/// If the driver cannot be tried at all: it is no driver, does not compile, or there is no image.
+pub fn run(options: &Options) -> anyhow::Result<u8> {
+    let style = Style::detect(false).progress;
+    let progress = ImageProgress::new(Arc::new(AtomicBool::new(false)), style);
+    let subject = Subject::new(options, &progress)?;
+    let image = subject.image(&options.kernel).map(str::parse::<ImageName>).transpose();
+    let image = image.map_err(|why| anyhow::anyhow!("--kernel: {why}"))?;
+    let spec = MachineSpec {
+        shape: Some(SHAPE.parse()?),
+        linux: Some(true),
+        memory: Some(MEMORY),
+        driver: Some(subject.boots_with()),
+        append: subject.append()?,
+        image,
+        generation: options.generation,
+        ..MachineSpec::default()
+    };
+    // The process gives up the right to make files when the machine starts.
+    let junit = Output::create(options.junit.as_ref())?;
+    let sarif = Output::create(options.sarif.as_ref())?;
+    let start = Instant::now();
+    let lab = Lab::start(&spec, Ethernet::None, &progress)?;
+    progress.clear();
+    let mut report = Report::new(subject.name(), &lab.monitor);
+    let nodes = Nodes::new(&lab, options.patience, start + options.limit);
+    if !options.json {
+        writeln!(io::stdout(), "{} on two nodes, {}", report.driver, lab.monitor)?;
+    }
+    scenes::play(&subject, options, &nodes, &mut report, &mut |scene| {
+        if options.json { Ok(()) } else { writeln!(io::stdout(), "{scene}") }
+    })?;
+    drop(lab);
+    report.finish(start.elapsed());
+    junit.write(&formats::junit(&report))?;
+    sarif.write(&formats::sarif(&report))?;
+    let mut out = io::stdout().lock();
+    if options.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+    } else {
+        write!(out, "{report}")?;
+    }
+    Ok(u8::from(!report.ok))
+}
+
+/// A file that the report is written to, if it is wanted.
+struct Output(Option<(File, PathBuf)>);
+
+impl Output {
+    fn create(path: Option<&PathBuf>) -> anyhow::Result<Self> {
+        let create = |path: &PathBuf| {
+            let file = File::create(path);
+            file.map(|file| (file, path.clone())).with_context(|| cannot_write(path))
+        };
+        Ok(Self(path.map(create).transpose()?))
+    }
+
+    fn write(self, content: &str) -> anyhow::Result<()> {
+        self.0.map_or(Ok(()), |(mut file, path)| {
+            file.write_all(content.as_bytes()).with_context(|| cannot_write(&path))
+        })
+    }
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}

@@ -1,0 +1,173 @@
+//! The two nodes, as the scenes use them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use tofu_agent::files;
+use tofu_agent::wire::{Exec, Program, Status};
+use tofu_control::protocol::{InspectRequest, Reply, Request};
+use tofu_control::{RemoteProgram, ask};
+use tofu_inspect::Value;
+use tofu_linux_nodes::lab::Lab;
+use tofu_supervisor::programs;
+use tofu_supervisor::registry::Registry;
+use tofu_ui::printable;
+
+/// Both nodes.
+pub(crate) const NODES: [u32; 2] = [0, 1];
+/// The longest silence of a node.
+const SILENCE: Duration = Duration::from_secs(20);
+/// Most bytes that are kept of a command's output.
+const MOST: usize = 256 << 10;
+/// Lines of a console that are searched for its last words.
+const CONSOLE: usize = 200;
+
+/// What a command has said.
+#[derive(Clone, Debug)]
+pub(crate) struct Said {
+    pub(crate) ok: bool,
+    pub(crate) text: String,
+}
+
+impl Said {
+    /// The last line, for a report.
+    pub(crate) fn last(&self) -> String {
+        printable(self.text.trim().lines().last().unwrap_or("nothing"))
+    }
+}
+
+/// A node is gone: it has died, hangs, or a command on it does not end.
+#[derive(Debug)]
+pub(crate) struct Gone(pub(crate) String);
+
+impl std::fmt::Display for Gone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Gone {}
+
+/// The nodes.
+pub(crate) struct Nodes {
+    control: PathBuf,
+    registry: Arc<Registry>,
+    patience: Duration,
+    end: Instant,
+}
+
+impl Nodes {
+    pub(crate) fn new(lab: &Lab, patience: Duration, end: Instant) -> Self {
+        let registry = Arc::clone(lab.registry());
+        Self { control: lab.control(), registry, patience, end }
+    }
+
+    /// Runs a shell script on a node.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`] if it does not end in time, or the node does not answer.
+    pub(crate) fn run(&self, node: u32, script: &str) -> anyhow::Result<Said> {
+        let limit = self.patience.min(self.end.saturating_duration_since(Instant::now()));
+        if limit.is_zero() {
+            return Err(Gone("there is no time left (--limit)".into()).into());
+        }
+        let args = ["sh", "-c", script].map(str::to_owned).to_vec();
+        let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
+        let program = RemoteProgram::start_within(&self.control, node, exec, SILENCE)?;
+        let (done, result) = mpsc::sync_channel(1);
+        // If it never ends, the thread ends with the machine.
+        thread::Builder::new().name("prove".into()).spawn(move || {
+            let mut text = Vec::new();
+            let status = program.follow(|_, bytes| {
+                let room = MOST.saturating_sub(text.len());
+                text.extend_from_slice(&bytes[..bytes.len().min(room)]);
+                Ok(())
+            });
+            // The receiver may have given up.
+            let _ = done.send(status.map(|status| (status, text)));
+        })?;
+        match result.recv_timeout(limit) {
+            Ok(Ok((status, text))) => {
+                let text = String::from_utf8_lossy(&text).into_owned();
+                Ok(Said { ok: matches!(status, Status::Code(0)), text })
+            }
+            Ok(Err(error)) => Err(Gone(self.last_words(node, &format!("{error:#}"))).into()),
+            Err(_) => {
+                let why = format!("a command has not ended after {} s", limit.as_secs());
+                Err(Gone(self.last_words(node, &why)).into())
+            }
+        }
+    }
+
+    /// Runs a script on both nodes at the same time.
+    pub(crate) fn both(&self, script: &str) -> anyhow::Result<[Said; 2]> {
+        let [first, second] = thread::scope(|scope| {
+            NODES.map(|node| scope.spawn(move || self.run(node, script))).map(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        });
+        Ok([first?, second?])
+    }
+
+    /// Runs a script on both nodes, and fails if it does on one.
+    pub(crate) fn both_must(&self, script: &str) -> anyhow::Result<[Said; 2]> {
+        let said = self.both(script)?;
+        for (node, said) in NODES.into_iter().zip(&said) {
+            if !said.ok {
+                bail!("node {node}: {}", said.last());
+            }
+        }
+        Ok(said)
+    }
+
+    /// Copies a file to both nodes.
+    pub(crate) fn copy(&self, path: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let mut archive = Vec::new();
+        files::pack_bytes(name, 0o755, bytes, &mut archive)?;
+        for node in self.registry.linux() {
+            let args = vec!["unpack-alone".into(), path.to_owned()];
+            let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: true };
+            programs::must_run(node.agent(), exec, &archive).context("cannot copy to a node")?;
+        }
+        Ok(())
+    }
+
+    /// A part of the state of a node's device. The host reads it, whatever the guest does.
+    pub(crate) fn inspect(&self, node: u32, path: &str) -> anyhow::Result<Value> {
+        let (path, depth) = (path.to_owned(), InspectRequest::depth());
+        let request = InspectRequest { node, path, depth, limit: InspectRequest::limit() };
+        match ask(&self.control, &Request::Inspect(request))? {
+            Reply::Inspection { tree: Some(tree), .. } => Ok(tree),
+            _ => bail!("node {node} has no device"),
+        }
+    }
+
+    /// Takes the link between the nodes down or up.
+    pub(crate) fn link(&self, up: bool) -> anyhow::Result<()> {
+        for port in ["X+", "X-"] {
+            let request = Request::SetLink { node: 0, port: port.into(), up };
+            // The shape may have one of them only.
+            let _ = ask(&self.control, &request);
+        }
+        Ok(())
+    }
+
+    /// What a node's console says of its end, behind what is known of it.
+    fn last_words(&self, node: u32, why: &str) -> String {
+        let lines = self.registry.linux().get(node as usize).map(|node| {
+            let lines = node.console().last_lines(CONSOLE);
+            let signs = ["Kernel panic", "BUG:", "Oops", "Unable to handle"];
+            lines.into_iter().find(|line| signs.iter().any(|sign| line.contains(sign)))
+        });
+        match lines.flatten() {
+            Some(line) => format!("node {node}: {why}; its console: {}", printable(line.trim())),
+            None => format!("node {node}: {why}"),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What came of it.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+use tofu_rules::{Device, Rule};
+
+use crate::rules::Counts;
+
+/// Most kernel warnings that are kept.
+const MOST_WARNINGS: usize = 40;
+
+/// The result of a scene.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The driver did what it should.
+    Passed,
+    /// It did not.
+    Failed,
+    /// It was not played, because of one before.
+    NotRun,
+}
+
+/// A scene after it was played.
+#[derive(Clone, Debug, Serialize)]
+pub struct SceneReport {
+    /// Its name.
+    pub name: &'static str,
+    /// Its result.
+    pub outcome: Outcome,
+    /// How long it took.
+    pub seconds: f64,
+    /// What was seen, in one line.
+    pub says: String,
+    /// Ids of the rules that were broken in it, with how often.
+    pub broken: Vec<(&'static str, u64)>,
+}
+
+/// A rule after all scenes.
+#[derive(Clone, Debug, Serialize)]
+pub struct RuleReport {
+    /// Its id.
+    pub id: &'static str,
+    /// P, I or O, as in the manual.
+    pub source: char,
+    /// What it says.
+    pub rule: &'static str,
+    /// Times that it was kept.
+    pub kept: u64,
+    /// Times that it was broken.
+    pub broken: u64,
+    /// Times that it was broken because a scene took away the other end, which is no fault.
+    pub excused: u64,
+}
+
+impl RuleReport {
+    fn never_met(&self) -> bool {
+        self.kept == 0 && self.broken == 0 && self.excused == 0
+    }
+}
+
+/// The report about a driver.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The driver.
+    pub driver: String,
+    /// What ran the nodes.
+    pub monitor: String,
+    /// True if nothing broke.
+    pub ok: bool,
+    /// The scenes, in order.
+    pub scenes: Vec<SceneReport>,
+    /// All rules of the device.
+    pub rules: Vec<RuleReport>,
+    /// What the driver has left behind.
+    pub left: Vec<String>,
+    /// What is worth a look, and no fault.
+    pub notes: Vec<String>,
+    /// Lines of the kernels' logs that tell of faults.
+    pub warnings: Vec<String>,
+    /// How long it took, with the boot of the nodes.
+    pub seconds: f64,
+}
+
+impl Report {
+    pub(crate) fn new(driver: String, monitor: &str) -> Self {
+        let rules = Rule::ALL.iter().filter(|rule| rule.device() == Device::Tofu);
+        let row = |rule: &Rule| RuleReport {
+            id: rule.id(),
+            source: rule.source().letter(),
+            rule: rule.says(),
+            kept: 0,
+            broken: 0,
+            excused: 0,
+        };
+        Self {
+            driver,
+            monitor: monitor.to_owned(),
+            ok: false,
+            scenes: Vec::new(),
+            rules: rules.map(row).collect(),
+            left: Vec::new(),
+            notes: Vec::new(),
+            warnings: Vec::new(),
+            seconds: 0.0,
+        }
+    }
+
+    /// Adds what was counted in a scene.
+    pub(crate) fn count(&mut self, counts: &Counts, excuse: Excuse) {
+        for row in &mut self.rules {
+            let Some(rule) = Rule::from_id(row.id) else { continue };
+            let count = counts.get(rule);
+            row.kept += count.kept;
+            if excuse.covers(rule) {
+                row.excused += count.broken;
+            } else {
+                row.broken += count.broken;
+            }
+        }
+    }
+
+    pub(crate) fn warn(&mut self, line: String) {
+        if self.warnings.len() < MOST_WARNINGS {
+            self.warnings.push(line);
+        }
+    }
+
+    /// Judges.
+    pub(crate) fn finish(&mut self, took: Duration) {
+        self.seconds = took.as_secs_f64();
+        let played = self.scenes.iter().all(|scene| scene.outcome == Outcome::Passed);
+        let kept = self.rules.iter().all(|rule| rule.broken == 0);
+        self.ok = played && kept && self.left.is_empty() && self.warnings.is_empty();
+    }
+
+    /// The rules that were broken, and not excused.
+    pub(crate) fn broken(&self) -> impl Iterator<Item = &RuleReport> {
+        self.rules.iter().filter(|rule| rule.broken > 0)
+    }
+
+    /// The names of the scenes in which a rule was broken.
+    pub(crate) fn scenes_of(&self, id: &str) -> String {
+        let broke = |scene: &&SceneReport| scene.broken.iter().any(|(broken, _)| *broken == id);
+        let names: Vec<_> = self.scenes.iter().filter(broke).map(|scene| scene.name).collect();
+        names.join(", ")
+    }
+}
+
+/// The rules that a driver cannot keep in a scene, because of what happens to the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Excuse {
+    /// It can keep all.
+    None,
+    /// The other end starts and stops on its own.
+    Starts,
+    /// The other end is taken away.
+    Taken,
+}
+
+impl Excuse {
+    fn covers(self, rule: Rule) -> bool {
+        let presence = [Rule::RemoteMastering, Rule::RemoteInterface, Rule::RemoteEnabled];
+        match self {
+            Self::None => false,
+            Self::Starts => presence.contains(&rule),
+            Self::Taken => {
+                let of_gates = [Rule::GateInactive, Rule::GateSource];
+                rule.id().starts_with("T-RMT-") || of_gates.contains(&rule)
+            }
+        }
+    }
+}
+
+impl fmt::Display for SceneReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, outcome, seconds, says, .. } = self;
+        let outcome = match outcome {
+            Outcome::Passed => "ok",
+            Outcome::Failed => "FAILED",
+            Outcome::NotRun => "not run",
+        };
+        write!(f, "  {name:24} {outcome:8} {seconds:5.1} s  {says}")
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let never = self.rules.iter().filter(|rule| rule.never_met()).count();
+        let broken = self.broken().count();
+        let kept = self.rules.len() - never - broken;
+        writeln!(f, "rules: {kept} kept, {broken} broken, {never} never met")?;
+        for rule in self.broken() {
+            let RuleReport { id, broken, source, rule, .. } = rule;
+            writeln!(
+                f,
+                "  broken {id}, {broken} times, in {}: {rule} ({source})",
+                self.scenes_of(id)
+            )?;
+        }
+        for RuleReport { id, excused, .. } in self.rules.iter().filter(|rule| rule.excused > 0) {
+            writeln!(f, "  excused {id}, {excused} times: the other node was taken away")?;
+        }
+        for RuleReport { id, rule, .. } in self.rules.iter().filter(|rule| rule.never_met()) {
+            writeln!(f, "  never met {id}: {rule}")?;
+        }
+        list(f, "left behind", &self.left)?;
+        list(f, "kernel warnings", &self.warnings)?;
+        list(f, "notes", &self.notes)?;
+        let verdict = if self.ok { "nothing broke" } else { "NOT PROVED" };
+        writeln!(f, "{}: {verdict}, after {:.1} s", self.driver, self.seconds)
+    }
+}
+
+fn list(f: &mut fmt::Formatter<'_>, title: &str, lines: &[String]) -> fmt::Result {
+    if lines.is_empty() {
+        return writeln!(f, "{title}: none");
+    }
+    writeln!(f, "{title}:")?;
+    lines.iter().try_for_each(|line| writeln!(f, "  {line}"))
+}

@@ -1,0 +1,548 @@
+//! The scenes of a driver's life.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use tofu_inspect::Value;
+use tofu_rules::Rule;
+use tofu_ui::printable;
+
+use crate::nodes::{Gone, NODES, Nodes, Said};
+use crate::options::Options;
+use crate::report::{Excuse, Outcome, Report, SceneReport};
+use crate::rules::{Counts, find, part};
+use crate::subject::Subject;
+
+/// Most files that are copied for traffic, in bytes.
+const MOST_FILE: u64 = 256 << 20;
+/// Longest time in which traffic comes back after a fault.
+const COMES_BACK: Duration = Duration::from_secs(15);
+
+/// Sets D to the folder of the device and B to its address.
+const DEVICE: &str = "D=; for f in /sys/bus/pci/devices/*; do \
+    [ \"$(cat $f/vendor)\" = 0x10cf ] && D=$f; done; B=${D##*/}; [ -n \"$D\" ] || exit 9; ";
+
+/// Words in lines of the kernel's log that tell of a fault.
+const SIGNS: [&str; 16] = [
+    "BUG:",
+    "] BUG ",
+    "WARNING:",
+    "Oops",
+    "Call Trace",
+    "INFO: task",
+    "KASAN:",
+    "UBSAN:",
+    "KFENCE:",
+    "possible circular locking",
+    "inconsistent lock state",
+    "unreferenced object",
+    "does not stop",
+    "DMAR: [DMA",
+    "IO_PAGE_FAULT",
+    " fault from EP ",
+];
+
+/// What a scene is played with.
+struct Stage<'a> {
+    subject: &'a Subject,
+    options: &'a Options,
+    nodes: &'a Nodes,
+    /// The driver makes network interfaces.
+    has_network: AtomicBool,
+}
+
+/// What a scene has seen, in one line.
+type Seen = anyhow::Result<String>;
+
+/// A part of a driver's life.
+pub(crate) struct Scene {
+    name: &'static str,
+    excuse: Excuse,
+    /// Without it the others make no sense.
+    needed: bool,
+    /// It is played with --quick, too.
+    quick: bool,
+    play: fn(&Stage<'_>) -> Seen,
+}
+
+const fn scene(name: &'static str, play: fn(&Stage<'_>) -> Seen) -> Scene {
+    Scene { name, excuse: Excuse::None, needed: false, quick: false, play }
+}
+
+const fn quick(scene: Scene) -> Scene {
+    Scene { quick: true, ..scene }
+}
+
+const fn disturbance(name: &'static str, play: fn(&Stage<'_>) -> Seen) -> Scene {
+    Scene { excuse: Excuse::Taken, ..scene(name, play) }
+}
+
+/// A run of the program, which begins and ends at different times on both nodes.
+const fn run(name: &'static str, play: fn(&Stage<'_>) -> Seen) -> Scene {
+    Scene { excuse: Excuse::Starts, ..scene(name, play) }
+}
+
+/// The scenes of a module.
+const MODULE: [Scene; 13] = [
+    quick(Scene { needed: true, ..scene("load", |s| s.load()) }),
+    quick(scene("traffic", |s| s.traffic())),
+    disturbance("unbind and bind", |s| s.rebind()),
+    scene("traffic after bind", |s| s.traffic()),
+    quick(disturbance("reset", |s| s.reset())),
+    quick(scene("traffic after reset", |s| s.traffic())),
+    disturbance("reset under load", |s| s.reset_under_load()),
+    scene("traffic after that", |s| s.traffic()),
+    disturbance("link down and up", |s| s.link()),
+    disturbance("unload under load", |s| s.unload_under_load()),
+    disturbance("unload and load", |s| s.reload()),
+    scene("traffic at the end", |s| s.traffic()),
+    quick(scene("unload", |s| s.unload())),
+];
+
+/// The scenes of a program.
+const PROGRAM: [Scene; 4] = [
+    quick(Scene { needed: true, ..run("run", |s| s.program()) }),
+    run("run again", |s| s.programs()),
+    disturbance("killed", |s| s.killed()),
+    run("run after that", |s| s.program()),
+];
+
+/// Plays all scenes, and writes them into the report.
+///
+/// # Errors
+///
+/// If the nodes cannot be prepared, or `say` fails.
+pub(crate) fn play(
+    subject: &Subject,
+    options: &Options,
+    nodes: &Nodes,
+    report: &mut Report,
+    say: &mut dyn FnMut(&SceneReport) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    let stage = Stage { subject, options, nodes, has_network: AtomicBool::new(false) };
+    let pinned = stage.prepare()?;
+    let first = Counts::of(nodes)?;
+    let scenes = if subject.module().is_some() { &MODULE[..] } else { &PROGRAM[..] };
+    let mut stopped = false;
+    for scene in scenes.iter().filter(|scene| scene.quick || !options.quick) {
+        let row = if stopped {
+            let says = String::new();
+            let outcome = Outcome::NotRun;
+            SceneReport { name: scene.name, outcome, seconds: 0.0, says, broken: Vec::new() }
+        } else {
+            stage.scene(scene, report, &mut stopped)?
+        };
+        say(&row)?;
+        report.scenes.push(row);
+    }
+    let counts = Counts::of(nodes)?.since(&first);
+    let touched = counts.get(Rule::AccessSize);
+    if touched.kept == 0 && touched.broken == 0 {
+        let says = "the driver has neither read nor written a register".to_owned();
+        let (name, outcome) = ("touches the device", Outcome::Failed);
+        let row = SceneReport { name, outcome, seconds: 0.0, says, broken: Vec::new() };
+        say(&row)?;
+        report.scenes.push(row);
+    }
+    if !stopped {
+        stage.leftovers(&pinned, report)?;
+    }
+    Ok(())
+}
+
+impl Stage<'_> {
+    /// Plays a scene.
+    fn scene(
+        &self,
+        scene: &Scene,
+        report: &mut Report,
+        stopped: &mut bool,
+    ) -> anyhow::Result<SceneReport> {
+        let (before, start) = (Counts::of(self.nodes)?, Instant::now());
+        let result = (scene.play)(self);
+        let seconds = start.elapsed().as_secs_f64();
+        let counts = Counts::of(self.nodes)?.since(&before);
+        report.count(&counts, scene.excuse);
+        let broken = counts.broken().map(|(rule, times)| (rule.id(), times)).collect();
+        let (outcome, says) = match &result {
+            Ok(says) => (Outcome::Passed, says.clone()),
+            Err(error) => (Outcome::Failed, format!("{error:#}")),
+        };
+        *stopped = result.as_ref().is_err_and(|error| scene.needed || error.is::<Gone>());
+        if !result.is_err_and(|error| error.is::<Gone>()) {
+            match self.log(scene.name, report) {
+                Ok(()) => {}
+                Err(error) => {
+                    *stopped = true;
+                    report.warn(format!("in {}: the log cannot be read: {error:#}", scene.name));
+                }
+            }
+        }
+        Ok(SceneReport { name: scene.name, outcome, seconds, says, broken })
+    }
+
+    /// Gives the device to nothing, and copies what is needed. Returns the pages that are pinned.
+    fn prepare(&self) -> anyhow::Result<[i64; 2]> {
+        if let Some((path, bytes)) = self.subject.file() {
+            self.nodes.copy(&path, bytes)?;
+        }
+        for file in &self.options.copy {
+            let bytes = tofu_input::read(file, MOST_FILE)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            self.nodes.copy(&format!("/tmp/{name}"), &bytes)?;
+        }
+        if self.subject.module().is_some() {
+            // Our driver leaves Bus Master Enable (bit 2 of COMMAND), which the next one has to set.
+            let script = format!(
+                "{DEVICE}rmmod tofu && printf '\\2' | dd of=$D/config bs=1 seek=4 count=1 \
+                 conv=notrunc 2>/dev/null && dmesg -c >/dev/null"
+            );
+            self.nodes.both_must(&script).context("our own driver")?;
+        } else {
+            self.nodes.both_must("dmesg -c >/dev/null")?;
+        }
+        self.pinned()
+    }
+
+    /// Pages that are pinned for devices on each node.
+    fn pinned(&self) -> anyhow::Result<[i64; 2]> {
+        let script = "awk '/nr_foll_pin_acquired/ { n += $2 } /nr_foll_pin_released/ { n -= $2 } \
+                      END { print n + 0 }' /proc/vmstat";
+        let said = self.nodes.both_must(script)?;
+        Ok(said.map(|said| said.text.trim().parse().unwrap_or(0)))
+    }
+
+    /// Looks through the kernels' logs, and empties them.
+    fn log(&self, scene: &str, report: &mut Report) -> anyhow::Result<()> {
+        for (node, said) in NODES.into_iter().zip(self.nodes.both("dmesg -c")?) {
+            for line in said.text.lines().filter(|l| SIGNS.iter().any(|sign| l.contains(sign))) {
+                report.warn(format!("node {node}, in {scene}: {}", printable(line.trim())));
+            }
+        }
+        Ok(())
+    }
+
+    fn module(&self) -> &str {
+        self.subject.module().unwrap_or_default()
+    }
+
+    /// Loads the module on both nodes. A driver takes the devices.
+    fn load(&self) -> Seen {
+        let load = self.subject.load();
+        for (node, said) in NODES.into_iter().zip(self.nodes.both(&format!("{load} 2>&1"))?) {
+            if !said.ok {
+                let log = self.nodes.run(node, "dmesg | tail -n 1")?;
+                bail!("node {node} does not load it: {}; the log: {}", said.last(), log.last());
+            }
+        }
+        let said = self.bound()?;
+        let script = format!(
+            "{DEVICE}for i in $(seq 15); do ls $D/net 2>/dev/null && exit; sleep 0.1; done"
+        );
+        let found = self.nodes.both(&script)?;
+        self.has_network.store(found.iter().all(|said| !said.text.trim().is_empty()), Relaxed);
+        Ok(said)
+    }
+
+    /// The driver that has both devices.
+    fn bound(&self) -> Seen {
+        let script = format!("{DEVICE}readlink $D/driver && echo $B");
+        for (node, said) in NODES.into_iter().zip(self.nodes.both(&script)?) {
+            if !said.ok {
+                let log = self.nodes.run(node, "dmesg | tail -n 1")?;
+                let what = "the module is loaded, but no driver has taken the device";
+                bail!("node {node}: {what}; the log: {}", log.last());
+            }
+            if node == 0 {
+                let mut lines = said.text.lines();
+                let driver = lines.next().and_then(|link| link.rsplit('/').next());
+                let (driver, address) = (driver.unwrap_or_default(), lines.next());
+                let address = address.unwrap_or_default();
+                return Ok(printable(&format!("{driver} has taken {address}")));
+            }
+        }
+        Ok(String::new())
+    }
+
+    fn unload(&self) -> Seen {
+        self.nodes.both_must(&format!("rmmod {} 2>&1", self.module()))?;
+        Ok(String::new())
+    }
+
+    /// Takes the device away from the driver and gives it back, on one node after the other.
+    fn rebind(&self) -> Seen {
+        let script = format!(
+            "{DEVICE}P=$(readlink -f $D/driver) && cd $P && echo $B >unbind && [ ! -e $D/driver ] \
+             && echo $B >bind && [ -e $D/driver ]"
+        );
+        for node in NODES {
+            let said = self.nodes.run(node, &format!("{{ {script}; }} 2>&1"))?;
+            if !said.ok {
+                bail!("node {node}: the driver does not take the device again: {}", said.last());
+            }
+        }
+        self.bound()
+    }
+
+    /// A function level reset while nothing happens.
+    fn reset(&self) -> Seen {
+        let said = self.nodes.run(0, &format!("{DEVICE}echo 1 2>&1 >$D/reset"))?;
+        if !said.ok {
+            bail!("node 0: {}", said.last());
+        }
+        Ok(String::new())
+    }
+
+    /// A function level reset in the middle of traffic.
+    fn reset_under_load(&self) -> Seen {
+        let act = format!("{DEVICE}echo 1 >$D/reset");
+        self.under_load(&act)
+    }
+
+    /// Unloads the module of one node in the middle of traffic, and loads it again.
+    fn unload_under_load(&self) -> Seen {
+        let act = format!("rmmod {} && {}", self.module(), self.subject.load());
+        let said = self.under_load(&act)?;
+        self.traffic()?;
+        Ok(said)
+    }
+
+    /// Does something on node 0 while packets go both ways.
+    fn under_load(&self, act: &str) -> Seen {
+        let addresses = self.addresses()?;
+        let (Some(here), Some(there)) = (&addresses[0], &addresses[1]) else {
+            let said = self.nodes.run(0, &format!("{{ {act}; }} 2>&1"))?;
+            if !said.ok {
+                bail!("node 0: {}", said.last());
+            }
+            return Ok("without load: the driver has no network interface".into());
+        };
+        let pings = |to: &str| format!("ping -c 200 -i 0.01 -W 1 -s 8000 {to} >/dev/null 2>&1");
+        let back = pings(here);
+        let script =
+            format!("{} & sleep 0.4; {{ {act}; }} 2>&1; R=$?; wait; exit $R", pings(there));
+        let said = thread::scope(|scope| {
+            let back = scope.spawn(|| self.nodes.run(1, &back));
+            let said = self.nodes.run(0, &script);
+            back.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            said
+        })?;
+        if !said.ok {
+            bail!("node 0: {}", said.last());
+        }
+        Ok(String::new())
+    }
+
+    /// Takes the link down in the middle of traffic, and up again.
+    fn link(&self) -> Seen {
+        let addresses = self.addresses()?;
+        self.nodes.link(false)?;
+        let lost = match &addresses[1] {
+            Some(there) => Some(!self.nodes.run(0, &format!("ping -c 2 -W 1 {there}"))?.ok),
+            None => None,
+        };
+        self.nodes.link(true)?;
+        let traffic = self.traffic()?;
+        Ok(match lost {
+            Some(false) => "packets went another way".into(),
+            _ => traffic,
+        })
+    }
+
+    /// Unloads and loads the module, as often as was asked for.
+    fn reload(&self) -> Seen {
+        let (times, module, load) = (self.options.reloads, self.module(), self.subject.load());
+        // Each round has the limit of a command.
+        for round in 1..=times {
+            let script = format!("rmmod {module} 2>&1 && {load} 2>&1");
+            self.nodes.both_must(&script).with_context(|| format!("round {round}"))?;
+        }
+        self.bound()?;
+        Ok(format!("{times} times"))
+    }
+
+    /// The IP addresses of the driver's network interfaces, if it has any. An interface that has no
+    /// address gets one.
+    fn addresses(&self) -> anyhow::Result<[Option<String>; 2]> {
+        if !self.has_network.load(Relaxed) {
+            return Ok([None, None]);
+        }
+        let script = |node: u32| {
+            format!(
+                "{DEVICE}for i in $(seq 20); do I=$(ls $D/net 2>/dev/null | head -n 1); \
+                 [ -n \"$I\" ] && break; sleep 0.1; done; [ -n \"$I\" ] || exit 0; \
+                 ip() {{ command ip \"$@\" 2>/dev/null; }}; \
+                 of() {{ ip -4 -o addr show dev $I | sed -n 's/.* inet \\([0-9.]*\\).*/\\1/p' | \
+                 head -n 1; }}; \
+                 for i in $(seq 30); do A=$(of); [ -n \"$A\" ] && break; sleep 0.1; done; \
+                 [ -n \"$A\" ] || {{ ip addr add 10.77.0.{}/24 dev $I; ip link set $I up; }}; of",
+                node + 1
+            )
+        };
+        let [first, second] = thread::scope(|scope| {
+            NODES.map(|node| scope.spawn(move || self.nodes.run(node, &script(node)))).map(
+                |thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            )
+        });
+        let address = |said: Said| {
+            let address = said.text.trim().to_owned();
+            let is_one = |text: &String| text.parse::<std::net::Ipv4Addr>().is_ok();
+            Some(address).filter(is_one)
+        };
+        Ok([address(first?), address(second?)])
+    }
+
+    /// Packets and a stream between the driver's network interfaces, and the commands that were
+    /// asked for.
+    fn traffic(&self) -> Seen {
+        let addresses = self.addresses()?;
+        let mut says = Vec::new();
+        if let [Some(here), Some(there)] = &addresses {
+            self.comes_back(0, there)?;
+            self.comes_back(1, here)?;
+            self.stream(there)?;
+            says.push(format!("{here} and {there} reach each other"));
+        }
+        for command in &self.options.traffic {
+            self.command(command, &addresses)?;
+            says.push(printable(command));
+        }
+        if says.is_empty() {
+            says.push("none: the driver has no network interface, and no --traffic".into());
+        }
+        Ok(says.join(", "))
+    }
+
+    fn comes_back(&self, node: u32, to: &str) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let script =
+            format!("ping -c 3 -i 0.1 -W 2 {to} 2>&1 && ping -c 3 -i 0.1 -W 2 -s 20000 {to}");
+        loop {
+            let said = self.nodes.run(node, &script)?;
+            if said.ok {
+                return Ok(());
+            }
+            if start.elapsed() > COMES_BACK {
+                bail!("node {node} does not reach {to}: {}", said.last());
+            }
+        }
+    }
+
+    /// A stream of 4 MiB from node 0, which arrives as it was.
+    fn stream(&self, to: &str) -> anyhow::Result<()> {
+        const BYTES: u32 = 4 << 20;
+        let sum = format!("head -c {BYTES} /dev/urandom >/tmp/prove.in && md5sum </tmp/prove.in");
+        let expected = self.nodes.run(0, &sum)?;
+        // With its input at an end, the server would end its half of the connection at once, and
+        // the client would take that for the end of all.
+        let serve = "rm -f /tmp/prove.hold; mkfifo /tmp/prove.hold; exec 3<>/tmp/prove.hold; \
+                     timeout 30 nc -l -p 7717 <&3 | md5sum";
+        let send = format!(
+            "for i in $(seq 50); do timeout 20 nc {to} 7717 </tmp/prove.in && exit 0; sleep 0.1; \
+             done; exit 1"
+        );
+        let (sent, arrived) = thread::scope(|scope| {
+            let served = scope.spawn(|| self.nodes.run(1, serve));
+            let sent = self.nodes.run(0, &send);
+            (sent, served.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let (sent, arrived) = (sent?, arrived?);
+        if !sent.ok || arrived.text.trim() != expected.text.trim() {
+            bail!("a stream of {BYTES} bytes did not arrive as it was: {}", arrived.last());
+        }
+        Ok(())
+    }
+
+    /// A command that both nodes run at the same time.
+    fn command(&self, command: &str, addresses: &[Option<String>; 2]) -> anyhow::Result<()> {
+        let script = |node: u32| {
+            let peer = addresses[1 - node as usize].as_deref().unwrap_or_default();
+            format!("export NODE={node} PEER={peer}; {{ {command}; }} 2>&1")
+        };
+        let results = thread::scope(|scope| {
+            NODES.map(|node| scope.spawn(move || self.nodes.run(node, &script(node)))).map(
+                |thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            )
+        });
+        for (node, said) in NODES.into_iter().zip(results) {
+            let said = said?;
+            if !said.ok {
+                bail!("node {node}: {}: {}", printable(command), said.last());
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the program on both nodes at the same time.
+    fn program(&self) -> Seen {
+        self.command(&self.subject.load(), &[None, None])?;
+        for command in &self.options.traffic {
+            self.command(command, &[None, None])?;
+        }
+        Ok(String::new())
+    }
+
+    fn programs(&self) -> Seen {
+        for round in 1..=self.options.reloads {
+            self.program().with_context(|| format!("round {round}"))?;
+        }
+        Ok(format!("{} times", self.options.reloads))
+    }
+
+    /// Kills the program on one node in the middle, again and again.
+    fn killed(&self) -> Seen {
+        let load = self.subject.load();
+        for tenths in [0, 1, 2, 4, 8] {
+            let script =
+                format!("{load} >/dev/null 2>&1 & sleep 0.{tenths}; kill -9 $!; wait; true");
+            self.nodes.both_must(&script)?;
+        }
+        Ok("5 times on both nodes".into())
+    }
+
+    /// Finds what the driver has left on: in the devices, as the host sees them, and pinned pages.
+    fn leftovers(&self, pinned: &[i64; 2], report: &mut Report) -> anyhow::Result<()> {
+        for (node, (now, before)) in NODES.into_iter().zip(self.pinned()?.iter().zip(pinned)) {
+            if now > before {
+                report.left.push(format!("node {node}: {} pinned pages", now - before));
+            }
+            let device = self.nodes.inspect(node, "device/tni")?;
+            let pci = self.nodes.inspect(node, "pci")?;
+            on_in(node, &device, report);
+            let is_on = |name| find(&pci, name) == Some(&Value::Flag(true));
+            if part(&pci, "msix")
+                .iter()
+                .any(|(name, value)| name == "enabled" && *value == Value::Flag(true))
+            {
+                report.left.push(format!("node {node}: MSI-X is enabled"));
+            }
+            if is_on("bus_master") {
+                report.notes.push(format!("node {node}: Bus Master Enable is still set"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Interfaces and queues of a device that are on.
+fn on_in(node: u32, tnis: &Value, report: &mut Report) {
+    let Value::Tree(tnis) = tnis else { return };
+    let is_on = |tree: &Value| find(tree, "enabled") == Some(&Value::Flag(true));
+    for (tni, tree) in tnis {
+        if is_on(tree) {
+            report.left.push(format!("node {node}: TNI {tni} is enabled"));
+        }
+        for (cq, queue) in part(tree, "cq").iter().filter(|(_, queue)| is_on(queue)) {
+            let stags = part(queue, "stags").len();
+            let what = format!("node {node}: TNI {tni} CQ {cq} is enabled, with {stags} STags");
+            report.left.push(what);
+        }
+        for (gate, _) in part(tree, "gate") {
+            report.left.push(format!("node {node}: TNI {tni} gate {gate} is enabled"));
+        }
+    }
+}

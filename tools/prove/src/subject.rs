@@ -1,0 +1,188 @@
+//! The driver that is proved.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use tempfile::TempDir;
+use tofu_image::{Arch, Cache, Kernel, Module, Progress};
+use tofu_spec::units::{Driver, GuestArgs};
+use tofu_ui::printable;
+
+use crate::options::Options;
+
+/// Largest file that is taken for a module or a program.
+const MOST: u64 = 256 << 20;
+/// Lines of a compiler that are shown.
+const LINES: usize = 12;
+/// Loads the shipped driver, wherever the image has it.
+const LOAD: &str = "{ modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko; }";
+
+/// The driver.
+#[derive(Debug)]
+pub enum Subject {
+    /// The one that images contain.
+    Shipped,
+    /// A module.
+    Module {
+        /// Its name in the kernel.
+        name: String,
+        /// Its bytes.
+        bytes: Vec<u8>,
+        /// Its parameters.
+        arguments: Vec<String>,
+        /// True if it takes our driver's place in the kernel, by its name.
+        compiled: bool,
+    },
+    /// A program that drives the device through VFIO.
+    Program {
+        /// Its name.
+        name: String,
+        /// Its bytes.
+        bytes: Vec<u8>,
+        /// Its arguments.
+        arguments: Vec<String>,
+    },
+}
+
+impl Subject {
+    /// The driver that the options name.
+    ///
+    /// # Errors
+    ///
+    /// If it is none, or does not compile.
+    pub(crate) fn new(options: &Options, progress: &dyn Progress) -> anyhow::Result<Self> {
+        let Some(path) = &options.driver else { return Ok(Self::Shipped) };
+        let arguments = options.arguments.clone();
+        if path.is_dir() {
+            let (name, bytes) = compiled(path, &options.kernel, progress)?;
+            return Ok(Self::Module { name, bytes, arguments, compiled: true });
+        }
+        let bytes = tofu_input::read(path, MOST)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        if !bytes.starts_with(b"\x7fELF") {
+            bail!("{}: neither a module (.ko), nor a program, nor a folder", path.display());
+        }
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(match path.extension().is_some_and(|extension| extension == "ko") {
+            true => Self::Module { name: module_name(&stem)?, bytes, arguments, compiled: false },
+            false => Self::Program { name: module_name(&stem)?, bytes, arguments },
+        })
+    }
+
+    /// Its name in reports.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Shipped => "tofu.ko, as shipped".into(),
+            Self::Module { name, .. } => format!("{name}.ko"),
+            Self::Program { name, .. } => format!("{name}, through VFIO"),
+        }
+    }
+
+    /// The name of its module, if it is one.
+    pub(crate) fn module(&self) -> Option<&str> {
+        match self {
+            Self::Shipped => Some("tofu"),
+            Self::Module { name, .. } => Some(name),
+            Self::Program { .. } => None,
+        }
+    }
+
+    /// What is copied to a node: its path there, and the bytes.
+    pub(crate) fn file(&self) -> Option<(String, &[u8])> {
+        match self {
+            Self::Shipped => None,
+            Self::Module { name, bytes, .. } => Some((format!("/tmp/{name}.ko"), bytes)),
+            Self::Program { name, bytes, .. } => Some((format!("/tmp/{name}"), bytes)),
+        }
+    }
+
+    /// The shell command that loads the module, or runs the program.
+    pub(crate) fn load(&self) -> String {
+        match self {
+            Self::Shipped => LOAD.into(),
+            Self::Module { name, arguments, .. } => {
+                format!("insmod /tmp/{name}.ko{}", words(arguments))
+            }
+            Self::Program { name, arguments, .. } => format!("/tmp/{name}{}", words(arguments)),
+        }
+    }
+
+    /// The driver of the nodes when they boot.
+    pub(crate) fn boots_with(&self) -> Driver {
+        match self {
+            Self::Program { .. } => Driver::Vfio,
+            _ => Driver::Tofu,
+        }
+    }
+
+    /// Words for the kernel's command line: nothing else takes the device.
+    pub(crate) fn append(&self) -> anyhow::Result<Option<GuestArgs>> {
+        match self {
+            Self::Program { .. } => Ok(Some("tofu.share=off".parse().map_err(anyhow::Error::msg)?)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The image whose kernel takes modules of that kernel.
+    pub(crate) fn image<'a>(&self, kernel: &'a str) -> Option<&'a str> {
+        self.module().map(|_| kernel)
+    }
+}
+
+/// Arguments as they are given to a shell.
+fn words(arguments: &[String]) -> String {
+    let quoted = |word: &String| format!(" '{}'", word.replace('\'', r"'\''"));
+    arguments.iter().map(quoted).collect()
+}
+
+/// The name that the kernel gives to a module of this file name.
+fn module_name(stem: &str) -> anyhow::Result<String> {
+    let name = stem.replace('-', "_");
+    if name.is_empty() || !name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_') {
+        bail!("{}: no name of a module or a program", printable(stem));
+    }
+    Ok(name)
+}
+
+/// Compiles the module in a folder. Returns its name and bytes.
+fn compiled(
+    folder: &Path,
+    kernel: &str,
+    progress: &dyn Progress,
+) -> anyhow::Result<(String, Vec<u8>)> {
+    let kernel: Kernel = kernel.parse()?;
+    let to = TempDir::new()?;
+    let module = Module::new(folder).kernel(&kernel, Arch::host())?;
+    let made = module.make(&Cache::from_env()?, to.path(), progress)?;
+    if !made.ok {
+        let errors: Vec<&str> = made.said.lines().filter(|line| line.contains("error")).collect();
+        let lines = if errors.is_empty() { made.said.lines().collect() } else { errors };
+        let shown: Vec<String> = lines.iter().take(LINES).map(|line| printable(line)).collect();
+        bail!("{} does not compile:\n{}", folder.display(), shown.join("\n"));
+    }
+    let [module]: [PathBuf; 1] = made
+        .modules
+        .try_into()
+        .map_err(|all: Vec<_>| anyhow::anyhow!("{}: {} modules", folder.display(), all.len()))?;
+    let stem = module.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok((module_name(&stem)?, fs::read(&module)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn module_names_are_the_kernels() {
+        assert_eq!(module_name("first-put").unwrap(), "first_put");
+        for bad in ["", "a b", "x;reboot", "../x"] {
+            assert!(module_name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_quoted() {
+        assert_eq!(words(&["a=1".into(), "it's".into()]), r" 'a=1' 'it'\''s'");
+    }
+}
