@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use tofu_jobs::{JobSpec, Libs, RankFile, RankOrder, Variable};
+use tofu_jobs::{JobSpec, JobTime, Libs, RankFile, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
 
 use crate::environment::{MARK, SPOOL};
@@ -469,6 +469,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         image: None,
         driver: None,
         links: None,
+        time: JobTime::default(),
         program: call.program,
     })
 }

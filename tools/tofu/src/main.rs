@@ -20,8 +20,8 @@ use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use commands::{
     bench, capture, completions, console, cp, doctor, down, events, exec, failing, fault, forward,
-    gdb, guest, hosts, image, inspect, link, manual, map, node, pjm, prove, ps, regs, run, sdk, serve, sim,
-    stats, time, top, topo, trace, up, view,
+    gdb, guest, hosts, image, inspect, link, manual, map, node, pjm, prove, ps, regs, run, sdk,
+    serve, sim, stats, time, top, topo, trace, up, view,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::SIGXFSZ;
