@@ -300,7 +300,7 @@ impl Own {
         if let Some(links) = spec.links {
             command.args(["--links", links.name()]);
         }
-        let JobTime { clock, ns_per_instruction, quantum } = spec.time;
+        let JobTime { clock, ns_per_instruction, quantum, seed } = spec.time;
         if let Some(clock) = clock {
             command.args(["--time", clock.name()]);
         }
@@ -309,6 +309,9 @@ impl Own {
         }
         if let Some(Quantum(ns)) = quantum {
             command.arg(format!("--quantum={ns}"));
+        }
+        if let Some(seed) = seed {
+            command.arg(format!("--seed={seed}"));
         }
         if spec.mpi {
             command.args(["--net", "lan", "--memory", MPI_MEMORY]);

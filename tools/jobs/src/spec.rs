@@ -26,6 +26,8 @@ pub struct JobTime {
     pub ns_per_instruction: Option<InstructionTime>,
     /// The least step of a guest in modelled time.
     pub quantum: Option<Quantum>,
+    /// What chooses when each guest begins in modelled time.
+    pub seed: Option<u32>,
 }
 
 /// A specification of a job.

@@ -106,6 +106,8 @@ pub struct TimePlan {
     pub quantum: Option<Quantum>,
     /// The modelled time of an instruction.
     pub instruction: InstructionTime,
+    /// What chooses when each guest begins; `None` if all do at once.
+    pub seed: Option<u32>,
 }
 
 /// A capture of the packets of a node into a file.

@@ -44,6 +44,8 @@ pub struct MachineSpec {
     pub quantum: Option<Quantum>,
     /// The modelled time of an instruction.
     pub ns_per_instruction: Option<InstructionTime>,
+    /// What chooses when each guest begins in modelled time.
+    pub seed: Option<u32>,
     /// True if a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: Option<bool>,
     /// The guest program of each node.
@@ -348,7 +350,7 @@ fields! {
 fields! {
     MachineSpec {
         shape: Machine, io_nodes: Machine, generation: Machine, links: Machine,
-        time: Machine, quantum: Machine, ns_per_instruction: Machine,
+        time: Machine, quantum: Machine, ns_per_instruction: Machine, seed: Machine,
         fail_with_guest: Guests, guest: Guests, memory: Guests, args: Guests, doorbell: Machine,
         timeout: Guests, engines: Machine, metrics: Machine, linux: Guests, cpus: Linux,
         append: Linux, image: Linux, driver: Linux, arch: Linux, cpu: Linux, boot: Guests,

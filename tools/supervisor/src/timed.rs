@@ -87,6 +87,7 @@ impl TimedMachine {
             pending,
             quantum: time.quantum.map_or(0, |quantum| quantum.0.saturating_mul(1000)),
             instruction: time.instruction.ps(),
+            seed: time.seed,
         };
         Ok(Arc::new(Self { network: Arc::new(network), memories, paces }))
     }
@@ -353,6 +354,25 @@ mod tests {
         b.say(AT, 0, 4400);
         assert_eq!(a.hear(), Some(104_000));
         assert_eq!(nodes.machine.network.passed().unwrap().ns, 1000);
+    }
+
+    #[test]
+    fn seeds_are_interleavings() {
+        let first_is_second = |seed| {
+            let folder = tempfile::tempdir().unwrap();
+            let nodes = serve(folder.path(), TimePlan { seed: Some(seed), ..TimePlan::default() });
+            let [first, second] = nodes.sockets() else { panic!("two nodes") };
+            let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+            assert_eq!((a.begin(), b.begin()), (Some(100_000), Some(100_000)));
+            a.say(AT, 0, 10);
+            b.say(AT, 0, 10);
+            let waits = a.waits();
+            assert_eq!(if waits { b.hear() } else { None }, waits.then_some(100_010));
+            waits
+        };
+        let seen: Vec<_> = (0..6).map(first_is_second).collect();
+        assert!(seen.contains(&true) && seen.contains(&false), "{seen:?}");
+        assert_eq!((0..6).map(first_is_second).collect::<Vec<_>>(), seen);
     }
 
     #[test]

@@ -194,6 +194,13 @@ pub(crate) struct ClockArgs {
     /// by how much, is counted. [default: none, and nothing is late]
     #[arg(long, value_name = "NS")]
     pub(crate) quantum: Option<Quantum>,
+
+    /// With --time modelled: let each guest begin up to 1 us later than the first, as the number N
+    /// has it
+    ///
+    /// Another number is another interleaving of the nodes. [default: all begin at once]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u32>,
 }
 
 /// True if the machine's threads give up rights.
@@ -353,8 +360,8 @@ pub(crate) struct BootArgs {
 impl ClockArgs {
     /// The clock of a machine that is started for a job.
     pub(crate) const fn job(&self) -> JobTime {
-        let Self { clock, ns_per_instruction, quantum } = *self;
-        JobTime { clock, ns_per_instruction, quantum }
+        let Self { clock, ns_per_instruction, quantum, seed } = *self;
+        JobTime { clock, ns_per_instruction, quantum, seed }
     }
 }
 
@@ -391,6 +398,7 @@ impl MachineArgs {
             time: self.time.clock,
             quantum: self.time.quantum,
             ns_per_instruction: self.time.ns_per_instruction,
+            seed: self.time.seed,
             fail_with_guest: self.fail_with_guest.then_some(true),
             guest: self.guest.as_deref().map(GuestName::named).transpose()?,
             memory: self.memory,

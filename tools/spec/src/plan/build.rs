@@ -282,6 +282,7 @@ fn modelled(
         let given = [
             ("quantum", spec.quantum.is_some()),
             ("ns_per_instruction", spec.ns_per_instruction.is_some()),
+            ("seed", spec.seed.is_some()),
         ];
         return match given.into_iter().find(|(_, given)| *given) {
             Some((field, _)) => Err(spec.about(field, PlanError::NeedsModelled)),
@@ -306,7 +307,7 @@ fn modelled(
     ];
     refuse(lacks, PlanError::Modelled)?;
     let instruction = spec.ns_per_instruction.unwrap_or_default();
-    Ok(Some(TimePlan { quantum: spec.quantum, instruction }))
+    Ok(Some(TimePlan { quantum: spec.quantum, instruction, seed: spec.seed }))
 }
 
 /// Checks what is asked of the guests of a machine in modelled time.

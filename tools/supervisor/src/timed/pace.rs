@@ -23,6 +23,10 @@ pub(super) const ACCESS: u32 = 4;
 /// its clock.
 const LONGEST_STEP: u64 = 100_000;
 const LONGEST_SLEEP: u64 = 1_000_000_000;
+/// Guests begin at most so much later than the first, with a seed, in picoseconds.
+const LONGEST_DELAY: u64 = 1_000_000;
+/// What SplitMix64 adds to its state at each step.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The most vectors that one answer has.
 const MOST_VECTORS: usize = 64;
 
@@ -45,6 +49,8 @@ pub(super) struct Paces {
     pub(super) quantum: u64,
     /// Modelled picoseconds of an instruction, and so of a nanosecond of a guest's clock.
     pub(super) instruction: u64,
+    /// What chooses when each guest begins.
+    pub(super) seed: Option<u32>,
 }
 
 /// A node's guest in time.
@@ -310,7 +316,7 @@ impl Paces {
             }
             Asked::Begin | Asked::Go | Asked::Sleep(_) => {
                 if matches!(asked, Asked::Begin) {
-                    guest.base = at_ps;
+                    guest.base = at_ps + self.delay(pace.node);
                 }
                 let horizon = turn.horizon(self.quantum).saturating_sub(guest.base);
                 let longest = at.saturating_add(LONGEST_STEP);
@@ -319,6 +325,16 @@ impl Paces {
                 guest.answer(&Go { until_ns, vectors: self.fired(pace.node) })
             }
         }
+    }
+
+    /// How much later than the others a node's guest begins, in picoseconds.
+    fn delay(&self, node: NodeId) -> u64 {
+        let Some(seed) = self.seed else { return 0 };
+        // The finaliser of SplitMix64, a public mixing function.
+        let mut mixed = (u64::from(seed) << 32 | u64::from(node.0)).wrapping_add(GOLDEN);
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % LONGEST_DELAY
     }
 
     /// True if there are no interrupts for a node's guest.

@@ -108,6 +108,7 @@ impl ServeArgs {
             time: self.time.clock,
             quantum: self.time.quantum,
             ns_per_instruction: self.time.ns_per_instruction,
+            seed: self.time.seed,
             no_sandbox: self.sandbox.off.then_some(true),
             ..MachineSpec::default()
         };
