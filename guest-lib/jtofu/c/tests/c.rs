@@ -35,6 +35,27 @@ fn c_program_uses_every_function() {
     );
 }
 
+/// `mpi-ext.h`, with an MPI library for one process.
+#[test]
+fn mpi_extension_tells_places() {
+    let folder = |name: &str| format!("-I{}", Path::new(HERE).join(name).display());
+    let (stub, own) = (folder("tests/mpi-stub"), folder("include"));
+    let source = Path::new(HERE).join("tests/mpi-ext.c");
+    for (compiler, standard) in [("gcc", "-std=c11"), ("g++", "-std=c++17")] {
+        let warnings = ["-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"];
+        let options = [&[compiler, standard, &stub, &own][..], &warnings].concat();
+        let Some(program) = Program::build(&options, &source, &["jtofu"]) else { return };
+        let job = [
+            ("JTOFU_MAPINFO_NODE", "4x3"),
+            ("JTOFU_MAPINFO_SYSTEM", "1x1x1x2x3x2"),
+            ("JTOFU_MAPINFO_PPN", "2"),
+            ("STUB_RANK", "5"),
+            ("STUB_SIZE", "24"),
+        ];
+        assert_eq!(program.run(&[], &job), "all as it should be\n", "{compiler}");
+    }
+}
+
 #[test]
 fn header_compiles_as_c99_and_cxx() {
     let source = "#include <jtofu.h>\nint main(void) { return jtofu_finalize() != -5; }\n";

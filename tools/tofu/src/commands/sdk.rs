@@ -197,7 +197,8 @@ const PERMITTED: [&str; 4] = [
 const MPIFCC: &str = include_str!("sdk/mpifcc.sh");
 
 /// Further headers of a library.
-const MORE_HEADERS: [(&str, &str); 2] = [
+const MORE_HEADERS: [(&str, &str); 3] = [
+    ("mpi-ext.h", include_str!("../../../../guest-lib/jtofu/c/include/mpi-ext.h")),
     ("tofu_collective.h", include_str!("../../../../guest-lib/utofu/c/include/tofu_collective.h")),
     ("tofu_wait.h", include_str!("../../../../guest-lib/utofu/c/include/tofu_wait.h")),
 ];
@@ -473,7 +474,7 @@ mod tests {
         let permit = PERMITTED.join(" ");
         let begin = format!("-mcpu=a64fx {permit} -ISDK/include");
         let first = "-Wl,--no-as-needed";
-        let link = "-LSDK/lib -Wl,--allow-shlib-undefined -lm\n";
+        let link = "-LSDK/lib -Wl,--allow-shlib-undefined -lm -Wl,--as-needed -ltofutop\n";
         let args = ["-Nclang", "-Kfast,openmp,ocl", "a.c", "-ltofucom", "-o", "a"];
         let optimised = "-O3 -ffast-math -fopenmp a.c -ltofucom -o a";
         assert_eq!(say("fccpx", &args), format!("cc {begin} {first} {optimised} {link}"));
@@ -508,7 +509,7 @@ mod tests {
         let expected = format!(
             "<-mcpu=a64fx>{permitted}<-ISDK/include><-Wl,--no-as-needed>\
              <--target=aarch64-linux-gnu><--sysroot=/a/it's here><-fopenmp><a.c><-LSDK/lib>\
-             <-Wl,--allow-shlib-undefined><-lm><-fuse-ld=lld>"
+             <-Wl,--allow-shlib-undefined><-lm><-Wl,--as-needed><-ltofutop><-fuse-ld=lld>"
         );
         assert_eq!(said, expected);
         assert!(!say_by(clang.to_str().unwrap(), "fccpx", &["-c", "a.c"]).contains("lld"));
@@ -534,6 +535,12 @@ mod tests {
         let none = Path::new("/nonexistent");
         write_fujitsu(&here, Arch::X86_64, none, none).unwrap();
         write_mpi_here(&here).unwrap();
+        // In place of ours, which programs that need none are not linked with.
+        fs::create_dir(here.join("lib")).unwrap();
+        fs::write(here.join("empty.c"), "").unwrap();
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-shared", "-o", "lib/libtofutop.so", "empty.c"]).current_dir(&here);
+        assert!(gcc.status().unwrap().success());
         let fcc = |name: &str, args: &[&str]| {
             let mut command = Command::new(here.join("bin").join(name));
             command.args(args).current_dir(&here).env_remove("TOFU_CC").output().unwrap()

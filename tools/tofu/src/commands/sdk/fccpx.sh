@@ -17,7 +17,8 @@ fi
 processor=@processor@
 # What is an error of newer compilers only, and was a warning of those that programs were made with.
 permit="@permit@"
-link="-L$here/lib -Wl,--allow-shlib-undefined -lm"
+link="-L$here/lib -Wl,--allow-shlib-undefined -lm -Wl,--as-needed -ltofutop"
+# The last one is for programs that include mpi-ext.h.
 # Libraries may be named before the objects that need them, as with Fujitsu's linker.
 first=-Wl,--no-as-needed
 clang=
