@@ -34,7 +34,8 @@ pub struct GroupConfig {
     pub shape: GroupShape,
     /// An algorithm that is wanted; otherwise one is chosen.
     pub algorithm: Option<Algorithm>,
-    /// The interface whose gates are tried first. If it has not enough, others are tried.
+    /// The interface whose gates the first process of a node tries first. Other processes of the
+    /// node begin with interfaces after it. If one has not enough, others are tried.
     pub tni: TniId,
 }
 
@@ -279,13 +280,18 @@ impl<P: Provider + ?Sized> Drop for Group<'_, P> {
 }
 
 /// Gates of the first interface that has so many; none if there is no such.
+///
+/// Processes of a node begin with different interfaces, `first` and those after it: channels of the
+/// same interface are served one after another (TofuD paper, V.E).
 fn allocate<P: Provider + ?Sized>(
     context: &Context<P>,
     first: TniId,
     number: usize,
 ) -> Result<Vec<VbgId>, Error> {
-    let tnis = || context.share().tnis();
-    for tni in tnis().filter(|tni| *tni >= first).chain(tnis().filter(|tni| *tni < first)) {
+    let tnis = || context.barrier_tnis();
+    let place = tnis().position(|tni| tni >= first).unwrap_or(0);
+    let begin = (place + usize::from(context.share().turn())) % tnis().count().max(1);
+    for tni in tnis().skip(begin).chain(tnis().take(begin)) {
         match context.alloc_vbg(tni.get().into(), number, 0) {
             Err(error) if error.code() == Code::Full => {}
             result => return result,

@@ -107,13 +107,30 @@ fn several_groups_at_once_on_shared_nodes() {
             board,
         );
         let again = again.unwrap();
-        assert_eq!(again.gates()[0].tni(), 5);
+        assert_eq!(again.gates()[0].tni(), [5, 0][rank as usize % 2]);
         // Rounds of both in progress.
         context.barrier(all.gates()[0], 0).unwrap();
         use_it(&again);
         while context.poll_barrier(all.gates()[0], 0).is_err() {}
         use_it(&all);
     });
+}
+
+/// Channels of one interface are served one after another (TofuD paper, V.E).
+#[test]
+fn processes_of_a_node_use_different_interfaces() {
+    for (per_node, tnis) in [(4, 4), (6, 6), (8, 6)] {
+        let used = Mutex::new(Vec::new());
+        processes(per_node, per_node as u16, |rank, context, board| {
+            let group = Group::new(context, &config(rank, [per_node, 1, 1]), board).unwrap();
+            used.lock().unwrap().push(group.gates()[0].tni());
+            use_it(&group);
+        });
+        let mut used = used.into_inner().unwrap();
+        used.sort_unstable();
+        used.dedup();
+        assert_eq!(used.len(), tnis, "{per_node} processes: {used:?}");
+    }
 }
 
 #[test]

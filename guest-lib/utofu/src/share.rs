@@ -51,7 +51,12 @@ pub struct DeviceShare {
     first: u8,
     /// True if queues other than the first may belong to other processes.
     shared: bool,
+    /// Its number among the processes of the node that have the same interfaces.
+    turn: u8,
 }
+
+/// The first queues of processes without a known number, in the order in which they are given.
+const CHOSEN: [usize; 11] = [0, 6, 4, 8, 2, 5, 9, 10, 7, 3, 1];
 
 impl DeviceShare {
     /// Returns the share of process `index` of `processes` on its node.
@@ -90,7 +95,8 @@ impl DeviceShare {
         let end = starts.get(share + 1).copied().unwrap_or(description.user_cqs());
         let tni = (turn * tnis) as u8;
         let first = starts[share];
-        Ok(Self { tnis: tni..tni + tnis as u8, cqs: first..end, first, shared: false })
+        let tnis = tni..tni + tnis as u8;
+        Ok(Self { tnis, cqs: first..end, first, shared: false, turn: share as u8 })
     }
 
     /// Returns the share of a process without a known number, which was given control queue `first`
@@ -107,7 +113,13 @@ impl DeviceShare {
             return Err(Error::with_value(Code::NotAvailable, "control queue", first.into(), hint));
         }
         let cqs = 0..description.user_cqs();
-        Ok(Self { tnis: 0..description.tnis, cqs, first, shared: true })
+        let turn = CHOSEN.iter().position(|cq| *cq == usize::from(first)).unwrap_or(0) as u8;
+        Ok(Self { tnis: 0..description.tnis, cqs, first, shared: true, turn })
+    }
+
+    /// Returns its number among the processes of the node that have the same interfaces.
+    pub const fn turn(&self) -> u8 {
+        self.turn
     }
 
     /// Returns the first queue for the next process without a known number. `is_free` tells which
@@ -118,7 +130,7 @@ impl DeviceShare {
         mut is_free: impl FnMut(CqId) -> bool,
     ) -> Option<CqId> {
         let users = generation.description().user_cqs();
-        [0, 6, 4, 8, 2, 5, 9, 10, 7, 3, 1]
+        CHOSEN
             .map(|cq| CqId::ALL[cq])
             .into_iter()
             .filter(|cq| cq.get() < users)

@@ -41,7 +41,8 @@ typedef int tofu_coll_allgather_t(void *context, const void *mine, size_t size, 
 
 /*
  * Makes a group of axes[0] * axes[1] * axes[2] members, of which this process is `rank`; for
- * members that do not form a box, {members, 1, 1}. The gates of interface `tni` are tried first.
+ * members that do not form a box, {members, 1, 1}. The first process of a node tries the gates of
+ * interface `tni` first, and others those of interfaces after it.
  */
 int tofu_coll_create(
     uint32_t rank, const uint32_t axes[3], unsigned algorithm, utofu_tni_id_t tni,
