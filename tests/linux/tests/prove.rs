@@ -14,7 +14,7 @@ const SOURCE: &str = "../../guest-lib/kernel/samples/first_put";
 /// A wrong variant of the driver for learners.
 struct Wrong {
     name: &'static str,
-    /// What is replaced by what.
+    /// The text that is replaced, and the new one.
     from: &'static str,
     to: &'static str,
     /// The rule that it breaks, or the beginning of what else the report has.
@@ -191,6 +191,11 @@ fn shipped_driver_breaks_nothing() {
     assert!(fs::read_to_string(junit).unwrap().contains("failures=\"0\""));
     let sarif: Value = serde_json::from_slice(&fs::read(sarif).unwrap()).unwrap();
     assert_eq!(sarif["runs"][0]["results"], Value::Array(Vec::new()));
+    let faults = ["--fault", "msix-lost=30%,seed=7", "--fault", "late=20ms", "--fault", "stuck"];
+    let said = prove(&place, &[&["--quick"], &faults[..]].concat());
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let bad = prove(&place, &["--fault", "msix-lost=2"]);
+    assert!(bad.code == Some(2) && bad.err.contains("msix-lost and msix-doubled"), "{bad:?}");
     nothing_runs(&place);
 }
 
@@ -204,7 +209,7 @@ fn wrong_drivers_are_named_by_their_rules() {
     nothing_runs(&place);
 }
 
-/// What the report lacks about a wrong driver.
+/// The report about a wrong driver, if it lacks something.
 fn missed(place: &Place, wrong: &Wrong) -> Option<String> {
     let Wrong { name, from, to, named } = wrong;
     let folder = variant(place, name, from, to);

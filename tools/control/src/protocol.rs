@@ -83,6 +83,8 @@ pub enum Request {
     SetLinkErrors { node: u32, port: String, errors: Option<String> },
     /// Sets the faults, given as text, or removes them.
     SetFaults { faults: Option<String> },
+    /// Sets the faults of a node's device, given as text, or removes them.
+    SetDeviceFaults { node: u32, faults: Option<String> },
     /// Answered by [`Reply::Faults`].
     Faults,
     /// Reads the counters of a node's device. Answered by [`Reply::Counters`].

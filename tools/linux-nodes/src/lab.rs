@@ -21,7 +21,7 @@ pub struct Lab {
     // Dropped in this order: guests end before the values that own their files.
     _running: Box<dyn Running>,
     session: Session,
-    /// What runs the nodes.
+    /// The monitor that runs the nodes.
     pub monitor: String,
     /// The time from the plan until all nodes were ready.
     pub ready: Duration,

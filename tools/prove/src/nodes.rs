@@ -26,7 +26,7 @@ const MOST: usize = 256 << 10;
 /// Lines of a console that are searched for its last words.
 const CONSOLE: usize = 200;
 
-/// What a command has said.
+/// The output of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Said {
     pub(crate) ok: bool,
@@ -138,7 +138,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// A part of the state of a node's device. The host reads it, whatever the guest does.
+    /// A part of the state of a node's device. The host reads it without the guest.
     pub(crate) fn inspect(&self, node: u32, path: &str) -> anyhow::Result<Value> {
         let (path, depth) = (path.to_owned(), InspectRequest::depth());
         let request = InspectRequest { node, path, depth, limit: InspectRequest::limit() };
@@ -146,6 +146,15 @@ impl Nodes {
             Reply::Inspection { tree: Some(tree), .. } => Ok(tree),
             _ => bail!("node {node} has no device"),
         }
+    }
+
+    /// Replaces the faults of both devices.
+    pub(crate) fn fault(&self, faults: &str) -> anyhow::Result<()> {
+        for node in NODES {
+            let faults = Some(faults.to_owned());
+            ask(&self.control, &Request::SetDeviceFaults { node, faults })?;
+        }
+        Ok(())
     }
 
     /// Takes the link between the nodes down or up.
@@ -158,7 +167,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// What a node's console says of its end, behind what is known of it.
+    /// The reason for the end of a node, with what its console says of it.
     fn last_words(&self, node: u32, why: &str) -> String {
         let lines = self.registry.linux().get(node as usize).map(|node| {
             let lines = node.console().last_lines(CONSOLE);

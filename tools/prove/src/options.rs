@@ -22,6 +22,8 @@ pub struct Options {
     pub reloads: u32,
     /// Shell commands that both nodes run as traffic.
     pub traffic: Vec<String>,
+    /// Faults of the devices to be played.
+    pub faults: Vec<String>,
     /// Files that are copied to /tmp of both nodes.
     pub copy: Vec<PathBuf>,
     /// The longest time for a command on a node.

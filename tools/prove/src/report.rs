@@ -1,4 +1,4 @@
-//! What came of it.
+//! The report about a driver.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,9 +30,9 @@ pub struct SceneReport {
     pub name: &'static str,
     /// Its result.
     pub outcome: Outcome,
-    /// How long it took.
+    /// Its duration.
     pub seconds: f64,
-    /// What was seen, in one line.
+    /// Observations, in one line.
     pub says: String,
     /// Ids of the rules that were broken in it, with how often.
     pub broken: Vec<(&'static str, u64)>,
@@ -45,7 +45,7 @@ pub struct RuleReport {
     pub id: &'static str,
     /// P, I or O, as in the manual.
     pub source: char,
-    /// What it says.
+    /// Its text.
     pub rule: &'static str,
     /// Times that it was kept.
     pub kept: u64,
@@ -66,7 +66,7 @@ impl RuleReport {
 pub struct Report {
     /// The driver.
     pub driver: String,
-    /// What ran the nodes.
+    /// The monitor that ran the nodes.
     pub monitor: String,
     /// True if nothing broke.
     pub ok: bool,
@@ -74,13 +74,13 @@ pub struct Report {
     pub scenes: Vec<SceneReport>,
     /// All rules of the device.
     pub rules: Vec<RuleReport>,
-    /// What the driver has left behind.
+    /// Things that the driver has left behind.
     pub left: Vec<String>,
-    /// What is worth a look, and no fault.
+    /// Things that are worth a look, and no fault.
     pub notes: Vec<String>,
     /// Lines of the kernels' logs that tell of faults.
     pub warnings: Vec<String>,
-    /// How long it took, with the boot of the nodes.
+    /// The duration, with the boot of the nodes.
     pub seconds: f64,
 }
 

@@ -7,7 +7,7 @@ use tofu_rules::Rule;
 
 use crate::nodes::{NODES, Nodes};
 
-/// How often a rule was kept and broken on both nodes.
+/// The counts of a rule on both nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) kept: u64,
@@ -51,7 +51,7 @@ impl Counts {
         self.0.get(rule.id()).copied().unwrap_or_default()
     }
 
-    /// What has been added since `before`.
+    /// The counts since `before`.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let grown = |rule: &Rule| {
             let (now, before) = (self.get(*rule), before.get(*rule));

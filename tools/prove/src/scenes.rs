@@ -45,7 +45,7 @@ const SIGNS: [&str; 16] = [
     " fault from EP ",
 ];
 
-/// What a scene is played with.
+/// The parts that a scene is played with.
 struct Stage<'a> {
     subject: &'a Subject,
     options: &'a Options,
@@ -54,7 +54,7 @@ struct Stage<'a> {
     has_network: AtomicBool,
 }
 
-/// What a scene has seen, in one line.
+/// The observations of a scene, in one line.
 type Seen = anyhow::Result<String>;
 
 /// A part of a driver's life.
@@ -86,7 +86,7 @@ const fn run(name: &'static str, play: fn(&Stage<'_>) -> Seen) -> Scene {
 }
 
 /// The scenes of a module.
-const MODULE: [Scene; 13] = [
+const MODULE: [Scene; 14] = [
     quick(Scene { needed: true, ..scene("load", |s| s.load()) }),
     quick(scene("traffic", |s| s.traffic())),
     disturbance("unbind and bind", |s| s.rebind()),
@@ -95,6 +95,7 @@ const MODULE: [Scene; 13] = [
     quick(scene("traffic after reset", |s| s.traffic())),
     disturbance("reset under load", |s| s.reset_under_load()),
     scene("traffic after that", |s| s.traffic()),
+    quick(disturbance("faults of the device", |s| s.faults())),
     disturbance("link down and up", |s| s.link()),
     disturbance("unload under load", |s| s.unload_under_load()),
     disturbance("unload and load", |s| s.reload()),
@@ -351,6 +352,30 @@ impl Stage<'_> {
             Some(false) => "packets went another way".into(),
             _ => traffic,
         })
+    }
+
+    /// Traffic under each fault of the devices, which may fail, and after it, which may not.
+    fn faults(&self) -> Seen {
+        if self.options.faults.is_empty() {
+            return Ok("none: no --fault".into());
+        }
+        let addresses = self.addresses()?;
+        let reset = format!("{DEVICE}echo 1 2>&1 >$D/reset");
+        for fault in &self.options.faults {
+            self.nodes.fault(fault)?;
+            let under = match &addresses[1] {
+                Some(there) => {
+                    let ping = format!("ping -c 20 -i 0.05 -W 1 {there} >/dev/null 2>&1; true");
+                    self.nodes.run(0, &ping).map(drop)
+                }
+                None => self.nodes.both(&reset).map(drop),
+            };
+            self.nodes.fault("off")?;
+            under.with_context(|| format!("under {fault}"))?;
+            self.nodes.both_must(&reset).with_context(|| format!("after {fault}"))?;
+            self.traffic().with_context(|| format!("after {fault}"))?;
+        }
+        Ok(self.options.faults.join("; "))
     }
 
     /// Unloads and loads the module, as often as was asked for.

@@ -88,7 +88,7 @@ impl Subject {
         }
     }
 
-    /// What is copied to a node: its path there, and the bytes.
+    /// The file that is copied to a node: its path there, and the bytes.
     pub(crate) fn file(&self) -> Option<(String, &[u8])> {
         match self {
             Self::Shipped => None,

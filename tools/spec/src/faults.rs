@@ -34,7 +34,7 @@ impl FaultSpec {
 }
 
 /// Parses a share such as `0.5%` into parts per million.
-fn share(text: &str) -> Option<Ppm> {
+pub(crate) fn share(text: &str) -> Option<Ppm> {
     let number = text.strip_suffix('%')?;
     let (whole, rest) = number.split_once('.').unwrap_or((number, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

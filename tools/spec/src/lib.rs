@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod device_faults;
 pub mod faults;
 mod file;
 pub mod guest;

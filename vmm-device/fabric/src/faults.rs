@@ -32,7 +32,7 @@ impl Ppm {
     }
 
     /// Returns true if it happens, given a random number.
-    const fn hits(self, random: u64) -> bool {
+    pub const fn hits(self, random: u64) -> bool {
         (((random >> 32) * 1_000_000) >> 32) < self.0 as u64
     }
 }

@@ -151,6 +151,16 @@ pub(crate) struct Writer<'a> {
     pub(crate) lane: &'a Lane,
 }
 
+impl Writer<'_> {
+    /// Holds entries back for at least this time, in nanoseconds.
+    #[cold]
+    pub(crate) fn hold_back(&mut self, late_ns: u64) {
+        let Policy { tcq_hold_ns, mrq_hold_ns, .. } = &mut self.policy;
+        *tcq_hold_ns = late_ns.max(*tcq_hold_ns);
+        *mrq_hold_ns = late_ns.max(*mrq_hold_ns);
+    }
+}
+
 impl Outstanding {
     /// Distinguishes it from other commands with the same place.
     pub(crate) const fn generation(&self) -> u32 {

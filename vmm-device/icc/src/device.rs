@@ -1,7 +1,7 @@
 //! The device as a whole: its parts, its reset, and its clock.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard};
 
 use tofu_abi::barrier::Profile;
@@ -107,6 +107,8 @@ pub struct Icc {
     pub(crate) traced: Traced,
     pub(crate) rules: Rules,
     violations: Violations,
+    /// Shortest time for which entries of queues are held back, in nanoseconds.
+    late_ns: AtomicU64,
     /// Commands of this node, and requests of others.
     pub(crate) failed: Failures,
     pub(crate) refused: Failures,
@@ -139,6 +141,7 @@ impl Icc {
             traced: Traced::default(),
             rules: Rules::new(Device::Tofu),
             violations: Violations::default(),
+            late_ns: AtomicU64::new(0),
             failed: Failures::default(),
             refused: Failures::default(),
             next_deadline: AtomicU64::new(u64::MAX),
@@ -158,18 +161,12 @@ impl Icc {
     /// When a call that turns it off returns, the device does not touch memory any more.
     pub fn set_bus_master(&self, on: bool) {
         self.bus_master.store(on, SeqCst);
-        let enabled = self.queues.iter().filter(|queue| queue.enabled());
         if on {
-            let now_ns = self.host.now_ns();
-            for queue in enabled {
-                if let Some((completions, writer)) = self.completions(queue, now_ns).parts() {
-                    completions.flush(writer);
-                }
-            }
-            self.expire_packets(now_ns, true);
+            self.flush_entries();
+            self.expire_packets(self.host.now_ns(), true);
             self.ring_all();
         } else {
-            enabled.for_each(Cq::quiesce);
+            self.queues.iter().filter(|queue| queue.enabled()).for_each(Cq::quiesce);
             self.tnis.iter().for_each(Tni::quiesce_packets);
             self.quiesce_barrier();
             self.statistics.quiesce();
@@ -334,7 +331,11 @@ impl Icc {
         let patience_ns = self.config.posted_writes_ns;
         let lane = self.rules.lane(queue.tni.index());
         let (memory, dma) = (&*self.memory, &self.bus_master);
-        let writer = queue.writer(memory, dma, now_ns, patience_ns, trace, (&self.rules, lane));
+        let mut writer = queue.writer(memory, dma, now_ns, patience_ns, trace, (&self.rules, lane));
+        let late_ns = self.late_ns.load(Relaxed);
+        if late_ns != 0 {
+            writer.hold_back(late_ns);
+        }
         Completing {
             locked: queue.lock_completions(),
             consequences: Consequences {
@@ -344,6 +345,25 @@ impl Icc {
                 asked: CqsIrqs::NONE,
                 no_word: false,
             },
+        }
+    }
+
+    /// Holds entries of TCQ and MRQ back for at least this time, in nanoseconds, and for longer if
+    /// the driver asks for that.
+    pub fn hold_entries(&self, late_ns: u64) {
+        self.late_ns.store(late_ns, Relaxed);
+        if late_ns == 0 {
+            self.flush_entries();
+        }
+    }
+
+    /// Writes the entries that were held back.
+    fn flush_entries(&self) {
+        let now_ns = self.host.now_ns();
+        for queue in self.queues.iter().filter(|queue| queue.enabled()) {
+            if let Some((completions, writer)) = self.completions(queue, now_ns).parts() {
+                completions.flush(writer);
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use tofu_tnw_device::Nwp;
 use crate::NetworkOf;
 use crate::cables::{CableCounters, Refused};
 use crate::capture::{Capture, CaptureConfig};
+use crate::device_faults::DeviceFaults;
 use crate::drive::Drive;
 use crate::interconnect::Interconnect;
 use crate::node::Node;
@@ -24,6 +25,12 @@ pub trait AnyNode: EndpointDevice + Inspect + Send + Sync {
         None
     }
 
+    /// Replaces the faults of the device. Returns false if devices of this kind have none.
+    fn set_device_faults(&self, faults: DeviceFaults) -> bool {
+        let _ = faults;
+        false
+    }
+
     /// Returns the device if it is a network processor of TNW.
     fn nwp(&self) -> Option<&Nwp> {
         None
@@ -33,6 +40,11 @@ pub trait AnyNode: EndpointDevice + Inspect + Send + Sync {
 impl AnyNode for Node {
     fn icc(&self) -> Option<&Icc> {
         Some(self.icc())
+    }
+
+    fn set_device_faults(&self, faults: DeviceFaults) -> bool {
+        self.set_faults(faults);
+        true
     }
 }
 

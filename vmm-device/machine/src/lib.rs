@@ -16,6 +16,7 @@ mod clock;
 mod config;
 mod courier;
 mod device;
+mod device_faults;
 mod drive;
 mod engine;
 mod error;
@@ -56,6 +57,7 @@ pub use crate::config::{
     Capacity, Doorbells, LinkFailed, Links, MachineConfig, Shard, Surroundings,
 };
 pub use crate::device::Device;
+pub use crate::device_faults::DeviceFaults;
 pub use crate::drive::{Drive, View};
 pub use crate::error::Error;
 pub use crate::interconnect::Interconnect;

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-use tofu_abi::regs::{CqReg, NUM_TNI};
+use tofu_abi::regs::{CqReg, CqsReg, NUM_TNI, Register};
 use tofu_abi::{Coords, CqId, Doorbell, TniId, pci};
 use tofu_fabric::{Fabric, NodeId, Port, PortCounters, XbCounters};
 use tofu_icc::{Config, DmaMemory, Event, Host, Icc, SharedPages, Subject};
@@ -17,6 +17,7 @@ use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::{Doorbells, MachineConfig};
+use crate::device_faults::{DeviceFaults, Fate, Injector};
 use crate::error::Error;
 use crate::inbox::Inbox;
 use crate::trace::{Recorder, What};
@@ -142,6 +143,7 @@ struct NodeHost {
     waiting: Vec<Queued>,
     /// True if it was logged that a doorbell could not be attached.
     warned: AtomicBool,
+    faults: Injector,
 }
 
 impl Node {
@@ -166,6 +168,7 @@ impl Node {
             events: Mutex::new(HashMap::new()),
             waiting: (0..NUM_TNI * Doorbell::COUNT).map(|_| Queued::new()).collect(),
             warned: AtomicBool::new(false),
+            faults: Injector::default(),
         });
         let icc_config = Config {
             timeout_ns: config.timeout_ns,
@@ -246,6 +249,17 @@ impl Node {
         true
     }
 
+    /// Replaces the faults of the device.
+    pub fn set_faults(&self, faults: DeviceFaults) {
+        self.icc.hold_entries(faults.late_ns);
+        self.host.faults.set(faults);
+    }
+
+    /// Returns true if a write disables a queue, and a fault prevents that.
+    fn is_stuck(&self, offset: u64, data: &[u8]) -> bool {
+        self.host.faults.are_set() && disables(offset, data) && self.host.faults.keeps_queues()
+    }
+
     fn trapped_write(&self, offset: u64, data: &[u8]) {
         INLINE.with(|inline| {
             inline.writes.set(true);
@@ -271,6 +285,7 @@ impl Inspect for Node {
             tree.add("doorbells", &Said(format_args!("{:?}", self.doorbells())));
             tree.add("pci", &host.endpoint);
             tree.add("device", icc);
+            tree.add("faults", &host.faults);
             if let Some(machine) = host.machine.upgrade() {
                 let fabric = machine.fabric();
                 // Only an existing node is asked for.
@@ -295,6 +310,13 @@ fn links(tree: &mut Tree<'_>, fabric: &Fabric, node: Coords) {
             });
         });
     }
+}
+
+/// Returns true if a write is one of 0 to ENABLE of a control queue.
+fn disables(offset: u64, data: &[u8]) -> bool {
+    let register = Register::decode(offset);
+    let enable = matches!(register, Some(Register::Cqs { reg: CqsReg::Enable, .. }));
+    enable && data.first().is_some_and(|byte| byte & 1 == 0)
 }
 
 fn bell_index(tni: TniId, bell: Doorbell) -> usize {
@@ -374,7 +396,14 @@ impl NodeHost {
 impl Host for NodeHost {
     fn interrupt(&self, vector: u16) {
         self.note(What::Interrupt(vector));
-        self.endpoint.trigger(vector);
+        match self.faults.message() {
+            Fate::Sent => self.endpoint.trigger(vector),
+            Fate::Lost => {}
+            Fate::Doubled => {
+                self.endpoint.trigger(vector);
+                self.endpoint.trigger(vector);
+            }
+        }
     }
 
     fn sends_interrupts(&self) -> bool {
@@ -461,7 +490,11 @@ impl EndpointDevice for Node {
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         if bar == pci::REGISTER_BAR {
             self.host.note(What::Access { offset, write: false });
-            self.icc.bar_read(offset, data);
+            if self.host.faults.is_gone() {
+                data.fill(0xff);
+            } else {
+                self.icc.bar_read(offset, data);
+            }
         } else {
             data.fill(0xff);
         }
@@ -470,12 +503,19 @@ impl EndpointDevice for Node {
     fn write(&self, bar: u8, offset: u64, data: &[u8]) {
         if bar == pci::REGISTER_BAR {
             self.host.note(What::Access { offset, write: true });
-            self.trapped_write(offset, data);
+            if !self.host.faults.is_gone() && !self.is_stuck(offset, data) {
+                self.trapped_write(offset, data);
+            }
         }
+    }
+
+    fn answers(&self) -> bool {
+        !self.host.faults.is_gone()
     }
 
     fn reset_device(&self) {
         self.icc.set_bus_master(false);
         self.icc.reset();
+        self.host.faults.reset();
     }
 }

@@ -20,16 +20,29 @@ pub trait EndpointDevice: Send + Sync {
     /// Writes `data` at `offset` in BAR `bar`, where the MSI-X table is not.
     fn write(&self, bar: u8, offset: u64, data: &[u8]);
 
+    /// Returns true if accesses to configuration space reach the device. Otherwise they read as all
+    /// ones, as on a bus without the device, and writes have no effect.
+    fn answers(&self) -> bool {
+        true
+    }
+
     /// The device returns to its reset state; the endpoint has done so.
     fn reset_device(&self) {}
 }
 
 impl<T: EndpointDevice> PciFunction for T {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
-        self.endpoint().config_read(offset, data);
+        if self.answers() {
+            self.endpoint().config_read(offset, data);
+        } else {
+            data.fill(0xff);
+        }
     }
 
     fn config_write(&self, offset: u16, data: &[u8]) {
+        if !self.answers() {
+            return;
+        }
         let changes = self.endpoint().config_write(offset, data);
         if changes.function_reset {
             self.reset_device();

@@ -40,6 +40,9 @@ pub(super) fn answer(registry: &Registry, request: Request) -> anyhow::Result<Re
             network::set_nodes(registry, &nodes, up, guests)?;
         }
         Request::SetFaults { faults } => network::set_faults(registry, faults)?,
+        Request::SetDeviceFaults { node, faults } => {
+            network::set_device_faults(registry, node, faults)?;
+        }
         Request::Faults => return network::faults(registry),
         Request::Counters { node } => {
             return Ok(Reply::Counters { counters: counters::of(registry, NodeId(node))? });

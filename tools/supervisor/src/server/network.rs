@@ -8,6 +8,7 @@ use tofu_machine::AnyNetwork;
 
 use crate::link_errors::LinkErrorSpec;
 use crate::registry::Registry;
+use tofu_spec::device_faults::DeviceFaultSpec;
 use tofu_spec::faults::FaultSpec;
 
 fn running(registry: &Registry) -> anyhow::Result<&dyn AnyNetwork> {
@@ -116,6 +117,21 @@ pub(super) fn set_faults(registry: &Registry, faults: Option<String>) -> anyhow:
     changeable(registry)?.set_faults(spec.map(|spec| spec.plan()))?;
     registry.settings().set_faults(faults.clone());
     registry.publish(None, EventKind::Faults { faults });
+    Ok(())
+}
+
+pub(super) fn set_device_faults(
+    registry: &Registry,
+    node: u32,
+    faults: Option<String>,
+) -> anyhow::Result<()> {
+    let spec = faults.map(|text| text.parse::<DeviceFaultSpec>()).transpose();
+    let spec = spec.map_err(|allowed| anyhow!("faults of a device are {allowed}"))?;
+    changeable(registry)?;
+    let device = registry.device(NodeId(node))?.context("there is no device at this place")?;
+    if !device.set_device_faults(spec.unwrap_or_default().0) {
+        bail!("devices of this kind have no faults");
+    }
     Ok(())
 }
 

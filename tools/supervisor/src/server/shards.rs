@@ -56,6 +56,7 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
         | Request::Pause { node }
         | Request::Resume { node }
         | Request::SetLinkErrors { node, .. }
+        | Request::SetDeviceFaults { node, .. }
         | Request::Counters { node }
         | Request::Registers { node } => ask(*node),
         Request::Inspect(look) => ask(look.node),

@@ -1,4 +1,4 @@
-//! `tofu fault`: faults on the links of a running machine.
+//! `tofu fault`: faults on the links of a running machine, and of its devices.
 
 use std::io::{self, Write};
 
@@ -6,12 +6,13 @@ use anyhow::bail;
 use clap::Subcommand;
 use serde_json::json;
 use tofu_control::protocol::{FaultReport, Reply, Request};
-use tofu_control::{MachineName, ask, find_machine};
+use tofu_control::{MachineName, ask, find_machine, locate, node_number};
+use tofu_spec::device_faults::DeviceFaultSpec;
 use tofu_spec::faults::FaultSpec;
 
-/// Lose, duplicate, reorder or damage packets on the links of a running machine
+/// Lose, duplicate, reorder or damage packets of a running machine, or let a device misbehave
 ///
-/// Faults apply only to raw and system packets, which IP over Tofu uses, because real links send
+/// Faults of links apply only to raw and system packets, which IP over Tofu uses, because real links send
 /// lost packets of commands again. Links of TNW do so themselves in this emulation, so there faults
 /// apply to all packets.
 #[derive(Debug, Clone, Subcommand)]
@@ -32,6 +33,24 @@ pub(crate) enum FaultCommand {
         #[arg(value_name = "NAME")]
         name: Option<MachineName>,
     },
+    /// Set the faults of a node's device, such as msix-lost=5%,seed=7, or off
+    ///
+    /// msix-lost and msix-doubled are shares of interrupts that are lost or sent twice; gone: reads
+    /// give all ones and writes have no effect; stuck: control queues do not stop; endless-reset:
+    /// from the next function level reset on the device is gone; late: TCQ and MRQ entries that ask
+    /// for no interrupt come this much later; seed: where the random numbers begin. Each call
+    /// replaces the faults of the one before. `tofu inspect NODE faults` shows them, and how often
+    /// each has occurred.
+    Device {
+        /// Node: an index, coordinates X,Y,Z,A,B,C or a name, with MACHINE/ in front if several
+        /// machines run
+        #[arg(value_name = "NODE")]
+        node: String,
+        /// Faults: msix-lost=5%, msix-doubled=5%, gone, stuck, endless-reset, late=20ms, seed=N,
+        /// separated by commas; or off
+        #[arg(value_name = "FAULTS")]
+        faults: String,
+    },
     /// Show the faults that are set, and how often each has occurred
     Show {
         /// Machine; not needed if only one runs
@@ -46,6 +65,7 @@ pub(crate) enum FaultCommand {
 /// Runs `tofu fault` and returns the exit code.
 pub(crate) fn run(command: &FaultCommand) -> anyhow::Result<u8> {
     let (name, question) = match command {
+        FaultCommand::Device { node, faults } => return set_device(node, faults),
         FaultCommand::Set { faults, name } => {
             (name, Request::SetFaults { faults: Some(faults.to_string()) })
         }
@@ -62,6 +82,18 @@ pub(crate) fn run(command: &FaultCommand) -> anyhow::Result<u8> {
         _ => bail!("not an answer"),
     }
     Ok(0)
+}
+
+fn set_device(node: &str, faults: &str) -> anyhow::Result<u8> {
+    if let Err(allowed) = faults.parse::<DeviceFaultSpec>() {
+        bail!("faults of a device are {allowed}");
+    }
+    let (control, shape, at) = locate(node)?;
+    let (node, faults) = (node_number(&shape, at)?, Some(faults.to_owned()));
+    match ask(&control, &Request::SetDeviceFaults { node, faults })? {
+        Reply::Done => Ok(0),
+        _ => bail!("not an answer"),
+    }
 }
 
 fn as_json(report: Option<&FaultReport>) -> String {

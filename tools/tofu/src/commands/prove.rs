@@ -1,9 +1,11 @@
 //! `tofu prove`: what a driver keeps, breaks, survives and leaves behind.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::Args;
 use tofu_prove::Options;
+use tofu_spec::device_faults::DeviceFaultSpec;
 use tofu_spec::units::{Interconnect, Timeout};
 
 /// Prove a driver on two Linux nodes
@@ -36,6 +38,10 @@ pub(crate) struct ProveArgs {
     /// Only load, traffic, reset and unload
     #[arg(long)]
     quick: bool,
+
+    /// Faults of both devices to play, as in `tofu fault device`. Can be repeated
+    #[arg(long, value_name = "FAULTS")]
+    fault: Vec<DeviceFaults>,
 
     /// Number of times to unload and load the driver, or to run the program again
     #[arg(long, value_name = "N", default_value_t = 20)]
@@ -71,6 +77,18 @@ pub(crate) struct ProveArgs {
     sarif: Option<PathBuf>,
 }
 
+/// Faults of a device, as text.
+#[derive(Debug, Clone)]
+struct DeviceFaults(String);
+
+impl FromStr for DeviceFaults {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<DeviceFaultSpec>().map(|_| Self(text.to_owned()))
+    }
+}
+
 const EXAMPLES: &str = "\
 Examples:
   tofu prove                      the shipped driver
@@ -91,6 +109,7 @@ pub(crate) fn run(args: &ProveArgs) -> anyhow::Result<u8> {
         quick: args.quick,
         reloads: args.reloads,
         traffic: args.traffic,
+        faults: args.fault.into_iter().map(|DeviceFaults(text)| text).collect(),
         copy: args.copy,
         patience: args.patience.0,
         limit: args.limit.0,

@@ -269,7 +269,7 @@ fn inspects(place: &Place) {
     }
     let short = place.run(&["inspect", "1", "--depth", "1"]).ok();
     assert!(short.starts_with("node: index=1 doorbells="), "{short}");
-    assert!(short.ends_with(" pci=... device=... router_up=yes link=...\n"), "{short}");
+    assert!(short.ends_with(" pci=... device=... faults=... router_up=yes link=...\n"), "{short}");
     let links = place.run(&["inspect", "1", "link"]).ok();
     assert!(links.contains(": up=yes to=0 at=(0,0,0,0,0,0)\n"), "{links}");
     let before = place.run(&["inspect", "1", "device/tni/0", "--json"]).ok();

@@ -1,0 +1,110 @@
+//! Faults of a device, and a driver that gets along with them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tofu_abi::irq::CqsIrqs;
+use tofu_abi::{CqId, TniId};
+use tofu_driver::{Cq, CqConfig, Device, DeviceError, Order, WaitError};
+use tofu_fabric::{Ppm, Shape};
+use tofu_inproc::InProcess;
+use tofu_machine::{DeviceFaults, Machine, MachineConfig, Node};
+use tofu_pci::{PciFunction, regs};
+
+const NONE: DeviceFaults = DeviceFaults {
+    msix_lost: Ppm::NEVER,
+    msix_doubled: Ppm::NEVER,
+    gone: false,
+    stuck: false,
+    endless_reset: false,
+    late_ns: 0,
+    seed: 0,
+};
+/// Longer than anything here takes, in nanoseconds.
+const LONG: u64 = 20_000_000_000;
+
+fn machine() -> Arc<Machine> {
+    let shape: Shape = "1x1x1x2x1x1".parse().unwrap();
+    Arc::new(Machine::new(MachineConfig { engines: 1, ..tofu_tests::machine(shape) }).unwrap())
+}
+
+/// Starts the first node as firmware and the driver's probe do.
+fn start(machine: &Arc<Machine>, then: impl Fn(&Node, &InProcess)) {
+    let coords = tofu_abi::Coords::default();
+    let platform = InProcess::attach(machine, coords, 8 << 20).unwrap();
+    let node = machine.node(coords).unwrap();
+    machine.start().unwrap();
+    let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+    node.config_write(regs::COMMAND, &command.to_le_bytes());
+    then(node, &platform);
+}
+
+fn open(platform: &InProcess) -> Cq<InProcess> {
+    let device = Device::probe(platform.clone()).unwrap();
+    device.tni(TniId::ALL[0]).enable().unwrap();
+    let config = CqConfig::new(TniId::ALL[0], CqId::ALL[0]);
+    Cq::open(&device, &CqConfig { interrupts: CqsIrqs::NONE, ..config }).unwrap()
+}
+
+#[test]
+fn device_that_is_gone_reads_as_all_ones() {
+    start(&machine(), |node, platform| {
+        node.set_faults(DeviceFaults { gone: true, ..NONE });
+        let absent = Device::probe(platform.clone()).err();
+        let expected = DeviceError::NotPresent { node_address: u64::MAX };
+        assert_eq!(format!("{absent:?}"), format!("{:?}", Some(expected)));
+        let mut vendor = [0; 2];
+        node.config_read(0, &mut vendor);
+        assert_eq!(vendor, [0xff; 2]);
+        node.set_faults(NONE);
+        Device::probe(platform.clone()).unwrap();
+    });
+}
+
+#[test]
+fn queue_that_is_stuck_is_given_up() {
+    start(&machine(), |node, platform| {
+        let cq = open(platform);
+        node.set_faults(DeviceFaults { stuck: true, ..NONE });
+        cq.close().unwrap_err();
+        // A reset stops it all the same.
+        node.reset();
+        node.set_faults(NONE);
+        let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+        node.config_write(regs::COMMAND, &command.to_le_bytes());
+        open(platform).close().unwrap();
+    });
+}
+
+#[test]
+fn endless_reset_leaves_no_device() {
+    start(&machine(), |node, platform| {
+        node.set_faults(DeviceFaults { endless_reset: true, ..NONE });
+        Device::probe(platform.clone()).unwrap();
+        node.reset();
+        Device::probe(platform.clone()).unwrap_err();
+        node.set_faults(NONE);
+        let mut vendor = [0; 2];
+        node.config_read(0, &mut vendor);
+        assert_ne!(vendor, [0xff; 2]);
+    });
+}
+
+#[test]
+fn late_entry_comes_late_or_when_the_fault_ends() {
+    start(&machine(), |node, platform| {
+        let mut cq = open(platform);
+        let late_ns = 50_000_000;
+        node.set_faults(DeviceFaults { late_ns, ..NONE });
+        let begin = Instant::now();
+        cq.post_and_ring(&Order::nop(), 0).unwrap();
+        assert!(cq.wait_tcq(LONG).unwrap().rcode.is_success());
+        assert!(begin.elapsed() >= Duration::from_nanos(late_ns));
+
+        node.set_faults(DeviceFaults { late_ns: 3_600_000_000_000, ..NONE });
+        cq.post_and_ring(&Order::nop(), 0).unwrap();
+        assert_eq!(cq.wait_tcq(late_ns).err(), Some(WaitError::TimedOut));
+        node.set_faults(NONE);
+        assert!(cq.wait_tcq(LONG).unwrap().rcode.is_success());
+    });
+}
