@@ -156,6 +156,48 @@ unsafe fn offer(hints: Option<&Info>) -> Option<*mut Info> {
     let caps = if wanted == 0 { CAPS } else { wanted | added(wanted) };
     // SAFETY: new memory, and hints that are good.
     unsafe {
+        describe_contexts(hints, caps, tx, rx);
+        let tag_format = hints.and_then(|hints| Some(hints.ep_attr.as_ref()?.mem_tag_format));
+        *ep = EpAttr {
+            kind: abi::EP_RDM,
+            protocol: FORMAT,
+            protocol_version: 1,
+            max_msg_size: LONGEST,
+            mem_tag_format: tag_format.filter(|format| *format != 0).unwrap_or(TAG_FORMAT),
+            tx_ctx_cnt: 1,
+            rx_ctx_cnt: 1,
+            ..ep.read()
+        };
+        describe_domain(hints, domain);
+        *fabric = FabricAttr {
+            name: libc::strdup(NAME.as_ptr()),
+            prov_version: 1 << 16,
+            api_version: super::INTERFACE,
+            ..fabric.read()
+        };
+        *info = Info {
+            next: ptr::null_mut(),
+            caps,
+            addr_format: FORMAT,
+            tx_attr: tx,
+            rx_attr: rx,
+            ep_attr: ep,
+            domain_attr: domain,
+            fabric_attr: fabric,
+            ..info.read()
+        };
+    }
+    Some(info)
+}
+
+/// Describes sends and receives.
+///
+/// # Safety
+///
+/// All pointers are good.
+unsafe fn describe_contexts(hints: Option<&Info>, caps: u64, tx: *mut TxAttr, rx: *mut RxAttr) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
         let default_flags = |get: fn(&Info) -> Option<u64>| hints.and_then(get).unwrap_or(0);
         *tx = TxAttr {
             caps: caps & TX_CAPS,
@@ -174,17 +216,17 @@ unsafe fn offer(hints: Option<&Info>) -> Option<*mut Info> {
             iov_limit: PIECES,
             ..rx.read()
         };
-        let tag_format = hints.and_then(|hints| Some(hints.ep_attr.as_ref()?.mem_tag_format));
-        *ep = EpAttr {
-            kind: abi::EP_RDM,
-            protocol: FORMAT,
-            protocol_version: 1,
-            max_msg_size: LONGEST,
-            mem_tag_format: tag_format.filter(|format| *format != 0).unwrap_or(TAG_FORMAT),
-            tx_ctx_cnt: 1,
-            rx_ctx_cnt: 1,
-            ..ep.read()
-        };
+    }
+}
+
+/// Describes the domain.
+///
+/// # Safety
+///
+/// All pointers are good.
+unsafe fn describe_domain(hints: Option<&Info>, domain: *mut DomainAttr) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
         let asked = hints.and_then(|hints| hints.domain_attr.as_ref());
         let chosen = |value: Option<c_int>, own| value.filter(|value| *value != 0).unwrap_or(own);
         *domain = DomainAttr {
@@ -206,25 +248,7 @@ unsafe fn offer(hints: Option<&Info>) -> Option<*mut Info> {
             caps: abi::LOCAL_COMM | abi::REMOTE_COMM,
             ..domain.read()
         };
-        *fabric = FabricAttr {
-            name: libc::strdup(NAME.as_ptr()),
-            prov_version: 1 << 16,
-            api_version: super::INTERFACE,
-            ..fabric.read()
-        };
-        *info = Info {
-            next: ptr::null_mut(),
-            caps,
-            addr_format: FORMAT,
-            tx_attr: tx,
-            rx_attr: rx,
-            ep_attr: ep,
-            domain_attr: domain,
-            fabric_attr: fabric,
-            ..info.read()
-        };
     }
-    Some(info)
 }
 
 /// Tags have no fields of our own.
