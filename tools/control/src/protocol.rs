@@ -399,7 +399,7 @@ pub struct MachineInfo {
     pub seconds: f64,
     /// The time of a machine in modelled time.
     #[serde(default)]
-    pub time: Option<TimeInfo>,
+    pub time: Option<Box<TimeInfo>>,
     /// Its nodes that have a device, by number.
     pub nodes: Vec<NodeInfo>,
     /// Its jobs, in the order in which they came.
@@ -449,7 +449,7 @@ pub struct GuestTimeInfo {
     pub awake_ns: u64,
     /// The host's nanoseconds in which it ran.
     pub host_ns: u64,
-    /// How often it stopped to ask how far it may run.
+    /// The number of times that it stopped to ask how far it may run.
     pub steps: u64,
     /// Its accesses to the device.
     pub accesses: u64,

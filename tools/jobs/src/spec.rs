@@ -26,7 +26,7 @@ pub struct JobTime {
     pub ns_per_instruction: Option<InstructionTime>,
     /// The least step of a guest in modelled time.
     pub quantum: Option<Quantum>,
-    /// What chooses when each guest begins in modelled time.
+    /// The number that chooses when each guest begins in modelled time.
     pub seed: Option<u32>,
 }
 

@@ -281,7 +281,7 @@ pub(crate) fn has_intel_iommu(setup: &VmSetup) -> bool {
     setup.boot_files.has_driver || setup.time.is_some()
 }
 
-/// What keeps a guest in modelled time, with a serial bus that works within the access, and without
+/// The options that keep a guest in modelled time, with a serial bus that works within the access, and without
 /// devices that work at times of the host.
 fn in_modelled_time(time: &GuestTime, passed: &mut Passed) -> anyhow::Result<Vec<OsString>> {
     let plugin = passed.file(&time.plugin)?;

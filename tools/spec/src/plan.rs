@@ -46,7 +46,7 @@ pub struct Plan {
     pub interconnect: Interconnect,
     /// The carrier of packets over links.
     pub links: Links,
-    /// How it keeps modelled time, if it does.
+    /// Its way of keeping modelled time, if it does.
     pub modelled: Option<TimePlan>,
     /// Engine threads; `None` leaves the number to the machine.
     pub engines: Option<Engines>,
@@ -99,14 +99,14 @@ pub struct OnLinux {
     pub cold: bool,
 }
 
-/// How a machine keeps modelled time.
+/// The settings of a machine in modelled time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimePlan {
     /// The least step of a guest; `None` if it is as short as it must be for exact times.
     pub quantum: Option<Quantum>,
     /// The modelled time of an instruction.
     pub instruction: InstructionTime,
-    /// What chooses when each guest begins; `None` if all do at once.
+    /// The number that chooses when each guest begins; `None` if all do at once.
     pub seed: Option<u32>,
 }
 

@@ -44,7 +44,7 @@ pub struct MachineSpec {
     pub quantum: Option<Quantum>,
     /// The modelled time of an instruction.
     pub ns_per_instruction: Option<InstructionTime>,
-    /// What chooses when each guest begins in modelled time.
+    /// The number that chooses when each guest begins in modelled time.
     pub seed: Option<u32>,
     /// True if a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: Option<bool>,

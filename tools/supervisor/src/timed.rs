@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(b.at(899), None);
         assert_eq!(a.hear(), Some(100_950));
         assert_eq!(a.at(5000), Some(105_000));
-        // Another guest of the node begins now, by a clock of its own.
+        // Another guest of the node begins now, by its own clock.
         let mut b = Plugin::connect(second);
         assert_eq!(b.begin(), Some(100_000));
         a.say(AT, 0, 6000);

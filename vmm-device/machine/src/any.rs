@@ -54,7 +54,7 @@ impl AnyNode for TorusNode {
     }
 }
 
-/// What has passed in a machine in modelled time.
+/// The time that has passed in a machine in modelled time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
     /// Modelled nanoseconds since its guests began.
@@ -69,7 +69,7 @@ pub struct Passed {
     pub guests: Vec<GuestPassed>,
 }
 
-/// What has passed at a node with a guest in modelled time.
+/// The time that has passed at a node with a guest in modelled time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestPassed {
     /// The node.
@@ -78,7 +78,7 @@ pub struct GuestPassed {
     pub awake_ns: u64,
     /// The host's nanoseconds in which it ran.
     pub host_ns: u64,
-    /// How often it stopped to ask how far it may run.
+    /// The number of times that it stopped to ask how far it may run.
     pub steps: u64,
     /// Its accesses to the device.
     pub accesses: u64,
@@ -90,7 +90,7 @@ pub struct GuestPassed {
 pub trait AnyNetwork: Send + Sync {
     fn interconnect(&self) -> Interconnect;
     fn fabric(&self) -> &Arc<Fabric>;
-    /// What has passed, if it is in modelled time. Then it can only be looked at.
+    /// The time that has passed, if it is modelled. Then the network can only be looked at.
     fn passed(&self) -> Option<Passed> {
         None
     }

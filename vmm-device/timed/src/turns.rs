@@ -87,7 +87,7 @@ struct State {
     late: Lateness,
 }
 
-/// What came to programs that were ahead of it, as their steps are longer than the lookahead.
+/// The events that came to programs which were ahead of them, as their steps are too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lateness {
     /// The number of events.
@@ -273,7 +273,7 @@ impl Turn {
         self.turns.stop(&mut lock(&self.turns.state), Stuck::Stopped);
     }
 
-    /// What has come late so far, to all programs.
+    /// The events that have come late so far, to all programs.
     pub fn lateness(&self) -> Lateness {
         lock(&self.turns.state).late
     }
@@ -306,7 +306,7 @@ impl Turn {
     /// than by its own accesses to the device. There, or where it accesses the device, it must
     /// [reach](Turn::reach) its time. [`Ps::MAX`] if nothing will ever happen by itself.
     ///
-    /// What others may still begin to do counts only from `quantum` on. If that is more than the
+    /// Others' later doings count only from `quantum` on. If that is more than the
     /// [lookahead](EventEngine::lookahead), their doings may come [late](Turn::lateness).
     pub fn horizon(&self, quantum: Ps) -> Ps {
         let state = lock(&self.turns.state);

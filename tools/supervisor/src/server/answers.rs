@@ -159,20 +159,20 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
 }
 
 /// The time of a machine in modelled time.
-fn time(registry: &Registry) -> Option<TimeInfo> {
+fn time(registry: &Registry) -> Option<Box<TimeInfo>> {
     let passed = registry.running()?.passed()?;
     let of_guest = |guest: GuestPassed| {
         let GuestPassed { node, awake_ns, host_ns, steps, accesses } = guest;
         let at = registry.network.shape.coords(node)?.to_array();
         Some(GuestTimeInfo { node: node.0, at, awake_ns, host_ns, steps, accesses })
     };
-    Some(TimeInfo {
+    Some(Box::new(TimeInfo {
         modelled_ns: passed.ns,
         ns_per_instruction: passed.instruction_ps as f64 / 1000.0,
         late: passed.late,
         late_most_ns: passed.late_most_ns,
         guests: passed.guests.into_iter().filter_map(of_guest).collect(),
-    })
+    }))
 }
 
 /// Describes the nodes without Linux.

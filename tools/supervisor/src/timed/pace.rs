@@ -25,12 +25,12 @@ const LONGEST_STEP: u64 = 100_000;
 const LONGEST_SLEEP: u64 = 1_000_000_000;
 /// Guests begin at most so much later than the first, with a seed, in picoseconds.
 const LONGEST_DELAY: u64 = 1_000_000;
-/// What SplitMix64 adds to its state at each step.
+/// The increment of SplitMix64's state.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The most vectors that one answer has.
 const MOST_VECTORS: usize = 64;
 
-/// How reading ends if the plugin has gone.
+/// The ends of reading if the plugin has gone.
 const GONE: [io::ErrorKind; 3] =
     [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
 
@@ -39,17 +39,17 @@ pub(super) type Pending = Arc<Vec<Mutex<Vec<u16>>>>;
 
 /// The machine's side of all paces.
 ///
-/// Each plugin has a thread that reads its messages. None of them waits for a turn: whoever finds
-/// that a guest has the turn that it asked for answers its plugin.
+/// Each plugin has a thread that reads its messages. None of them waits for a turn: the
+/// one that finds that a guest has the turn that it asked for answers its plugin.
 pub(super) struct Paces {
     /// The guests that have begun, by the numbers of their turns.
     pub(super) guests: Mutex<Vec<Option<Guest>>>,
     pub(super) pending: Pending,
-    /// What others may begin to do counts for a guest only after this, in picoseconds.
+    /// The time after which others' doings count for a guest, in picoseconds.
     pub(super) quantum: u64,
     /// Modelled picoseconds of an instruction, and so of a nanosecond of a guest's clock.
     pub(super) instruction: u64,
-    /// What chooses when each guest begins.
+    /// The number that chooses when each guest begins.
     pub(super) seed: Option<u32>,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Pace {
     spent: Mutex<Spent>,
 }
 
-/// What a guest has spent.
+/// The time that a guest has spent.
 #[derive(Clone, Copy, Default)]
 struct Spent {
     /// Modelled picoseconds in which it was awake.
@@ -87,7 +87,7 @@ impl Pace {
         Self { node, turn, begun, line, spent }
     }
 
-    /// What has passed at its node.
+    /// The time that has passed at its node.
     pub(super) fn passed(&self) -> GuestPassed {
         let Spent { awake, host, steps, accesses } = *lock(&self.spent);
         let host_ns = u64::try_from(host.as_nanos()).unwrap_or(u64::MAX);
@@ -134,15 +134,15 @@ pub(super) struct Guest {
     base: u64,
     /// Where it was last, in nanoseconds of its clock.
     last: u64,
-    /// Whether it slept from there on.
+    /// True if it slept from there on.
     slept: bool,
     /// When it was answered last.
     since: Instant,
-    /// What it has asked for.
+    /// Its request.
     asked: Option<Asked>,
 }
 
-/// What a guest waits for.
+/// A request of a guest.
 #[derive(Clone, Copy)]
 enum Asked {
     /// The beginning of its time.
@@ -327,7 +327,7 @@ impl Paces {
         }
     }
 
-    /// How much later than the others a node's guest begins, in picoseconds.
+    /// The delay with which a node's guest begins after the first, in picoseconds.
     fn delay(&self, node: NodeId) -> u64 {
         let Some(seed) = self.seed else { return 0 };
         // The finaliser of SplitMix64, a public mixing function.

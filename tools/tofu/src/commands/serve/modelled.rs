@@ -21,7 +21,7 @@ pub(super) struct How {
     pub(super) generation: Generation,
     pub(super) shape: Shape,
     pub(super) backing: Backing,
-    /// How it keeps its time.
+    /// The settings of its time.
     pub(super) time: TimePlan,
     /// True if one JSON object is printed.
     pub(super) json: bool,
