@@ -246,9 +246,9 @@ pub(crate) mod tests {
             request,
             script: "job.sh".into(),
             arguments: Vec::new(),
-            folder: "/home/user".into(),
+            folder: "/u/user".into(),
             host: "login".into(),
-            environment: vec![("HOME".into(), "/home/user".into())],
+            environment: vec![("HOME".into(), "/u/user".into())],
             state: State::Que,
             accepted: 1_700_000_000,
             started: None,
@@ -292,7 +292,7 @@ pub(crate) mod tests {
         assert_eq!((value("PJM_NODE_X"), value("PJM_NODE_Y")), (Some("2"), Some("3")));
         assert_eq!((value("PJM_NODE_Z"), value("PJM_MPI_PROC")), (None, Some("24")));
         assert_eq!((value("PJM_BULKNUM"), value("PJM_STEPNUM")), (Some("7"), None));
-        assert_eq!(value("PJM_O_HOME"), Some("/home/user"));
+        assert_eq!(value("PJM_O_HOME"), Some("/u/user"));
     }
 
     #[test]

@@ -45,6 +45,13 @@ const NODE: &str = "QEMU_TOFU_NODE";
 /// generation.
 const ROOT_PORT: &str = "pcie-root-port,id=tofu-port,pref64-reserve=1G,mem-reserve=4M";
 const PORT: &str = "tofu-port";
+/// The disk of a node with a root, which is passed open.
+const ROOT_DISK: [&str; 4] = [
+    "-drive",
+    "if=none,id=root,format=raw,readonly=on,file=/dev/fdset/1",
+    "-device",
+    "virtio-blk-pci,drive=root",
+];
 /// The capability that leaves memory out of a saved state.
 const WITHOUT_MEMORY: &str = "x-ignore-shared";
 /// The pause between two questions whether a state is saved or loaded.
@@ -352,10 +359,8 @@ fn arguments(
     }
     let boot_files = &setup.boot_files;
     if let Some(root) = &boot_files.root {
-        let fd = passed.open(root)?;
-        add(&["-add-fd", &format!("fd={fd},set=1")]);
-        add(&["-drive", "if=none,id=root,format=raw,readonly=on,file=/dev/fdset/1"]);
-        add(&["-device", "virtio-blk-pci,drive=root"]);
+        add(&["-add-fd", &format!("fd={},set=1", passed.open(root)?)]);
+        add(&ROOT_DISK);
     }
     if let Some(firmware) = &setup.firmware {
         // The firmware ends QEMU through this device if it cannot boot anything.

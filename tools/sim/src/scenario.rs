@@ -972,7 +972,8 @@ mod tests {
         assert!(straight.gbytes_per_s > 1.1 * turn.gbytes_per_s, "{turn:?} {straight:?}");
     }
 
-    /// A job is a part of a machine: only its nodes send, to each other, and it has the rest's links.
+    /// A job is a part of a machine: only its nodes send, to each other, and it has the links of
+    /// the rest.
     #[test]
     fn senders_are_those_in_the_ranges() {
         let run = |more: &str| {
@@ -1125,7 +1126,7 @@ mod tests {
         (
             "count = 1",
             "count = 1\narbiter = \"x\"",
-            "s.toml:5: arbiter = \"x\" is not allowed; arbiter is \"in-turn\", \"transit-first\" or",
+            "s.toml:5: arbiter = \"x\" is not allowed; arbiter is \"in-turn\", \"transit-first\"",
         ),
         ("count = 1", "count = 1\nsenders = \"z\"", "senders is ranges of coordinates such as"),
         ("count = 1", "count = 1\nsenders = \"z=3\"", "ranges in which this shape has nodes"),

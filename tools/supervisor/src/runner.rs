@@ -208,16 +208,8 @@ impl Backend for Machines {
         let guests = Some(plan.vms().count()).filter(|vms| *vms > 0);
         let guests = guests.unwrap_or(plan.nodes.len());
         let doorbells = doorbells(plan.doorbell, guests, cores, engines);
-        let (network, confinement) = (&plan.network, &self.confinement);
-        let kind = (plan.interconnect, plan.links);
-        let surroundings = self.surroundings(network)?;
-        let machine = match plan.modelled {
-            Some(time) => AnyMachine::Timed(timed(plan, time)?),
-            None => any_machine(network, kind, doorbells, engines, confinement, surroundings)?,
-        };
-        if let Some(faults) = &plan.faults {
-            machine.network().set_faults(Some(faults.clone()))?;
-        }
+        let confinement = &self.confinement;
+        let machine = self.build(plan, doorbells, engines)?;
         let captures = self.start_captures(&machine, plan)?;
         let guests = hypervisor.map(|hypervisor| {
             Arc::new(Guests {
@@ -285,6 +277,24 @@ impl Backend for Machines {
 }
 
 impl Machines {
+    /// Builds the machine of a plan, without nodes.
+    fn build(
+        &self,
+        plan: &Plan,
+        doorbells: Doorbells,
+        engines: usize,
+    ) -> anyhow::Result<AnyMachine> {
+        if let Some(time) = plan.modelled {
+            return Ok(AnyMachine::Timed(timed(plan, time)?));
+        }
+        let (network, confinement) = (&plan.network, &self.confinement);
+        let kind = (plan.interconnect, plan.links);
+        let surroundings = self.surroundings(network)?;
+        let machine = any_machine(network, kind, doorbells, engines, confinement, surroundings)?;
+        machine.network().set_faults(plan.faults.clone())?;
+        Ok(machine)
+    }
+
     /// The shard that this process runs, if the machine is divided, and who hears of failed links.
     fn surroundings(&self, network: &Network) -> anyhow::Result<Surroundings> {
         let shard = match (network.shard, &self.others) {

@@ -134,8 +134,8 @@ fn check_commands(icc: &Icc, memory: &GuestMemoryMmap) {
     assert!(refused.ends_with(&why), "{refused}");
     let rcode = Rcode::STEERING_TABLE_DISABLED;
     let expected = format!(
-        "T-AT-001: TNI 0 CQ 0: Put of 64 bytes to node {PEER} TNI 0 CQ 2, STag 0x7 offset 0x40, own STag 0x5 \
-         offset 0x80: {rcode:?}, {rcode}: "
+        "T-AT-001: TNI 0 CQ 0: Put of 64 bytes to node {PEER} TNI 0 CQ 2, STag 0x7 offset 0x40, \
+         own STag 0x5 offset 0x80: {rcode:?}, {rcode}: "
     );
     assert!(failed.starts_with(&expected) && failed.len() > expected.len(), "{failed}");
 }

@@ -161,7 +161,7 @@ rules! {
     ToqMemory "T-TOQ-001" Public [Local Ended Failed PacketSent]
         "The TOQ is memory that the device can read and write.";
     SourceType "T-TOQ-002" Ours [Local Ended Failed PacketSent]
-        "source_type is 0 in the TOQ, and 1 in the direct descriptor register and its placeholders.";
+        "source_type is 0 in the TOQ, and 1 in direct descriptor registers and their placeholders.";
     DirectWaits "T-TOQ-003" Ours [Direct]
         "A direct descriptor is written only when the one before was taken.";
     TcqMemory "T-TCQ-001" Public [Local Ended PacketSent]

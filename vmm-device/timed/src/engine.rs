@@ -177,8 +177,8 @@ impl EventEngine {
         self.events.get(node.index()).map_or(0, |events| events.load(SeqCst))
     }
 
-    /// True if a node has ever enabled a queue, rung a doorbell or sent a packet. Before that it had
-    /// no effect on others.
+    /// True if a node has ever enabled a queue, rung a doorbell or sent a packet. Before that it
+    /// had no effect on others.
     pub fn is_active(&self, node: NodeId) -> bool {
         self.active.get(node.index()).is_some_and(|active| active.load(SeqCst))
     }

@@ -250,7 +250,8 @@ impl Turn {
         all.find(|(program, _)| program.wish == Wish::Runs).map(|(program, n)| (n, program.at))
     }
 
-    /// Lets the others continue until the program [asks](Turn::ask) for a turn again, as if it had ended.
+    /// Lets the others continue until the program [asks](Turn::ask) for a turn again, as if it had
+    /// ended.
     pub fn rest(&self) {
         let mut state = lock(&self.turns.state);
         state.programs[self.program].wish = Wish::Ended;

@@ -160,7 +160,8 @@ fn guests_that_run_to_horizons_miss_nothing() {
     assert!(stops < 1000, "{stops} stops, {looks} looks");
 }
 
-/// Guests that run beside each other up to their horizons see the same for any timing of their threads.
+/// Guests that run beside each other up to their horizons see the same for any timing of their
+/// threads.
 #[test]
 fn guests_away_from_the_machine_see_the_same() {
     const ROUNDS: u64 = 60;

@@ -26,7 +26,8 @@ pub(crate) enum ScriptCommand {
 ///
 /// The job waits in a queue of your own, which runs one job after another, and what it writes goes
 /// to SCRIPT.JOBID.out and .err. Its mpiexec starts ranks as `tofu run --local` does, or on the
-/// nodes of a running machine. The manual, page Job scripts, says which options have a meaning here.
+/// nodes of a running machine. The manual, page Job scripts, says which options have a meaning
+/// here.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = PJSUB)]
 pub(crate) struct PjsubArgs {

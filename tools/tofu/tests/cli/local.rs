@@ -311,7 +311,8 @@ fn the_way_of_mpi_messages_is_said() {
     };
     library(&mpi, None);
     let source = b"#include <stdio.h>\n#include <stdlib.h>\n\
-        int main(void) { const char *p = getenv(\"FI_PROVIDER\"), *at = getenv(\"FI_PROVIDER_PATH\");\
+        int main(void) { const char *p = getenv(\"FI_PROVIDER\");\
+        const char *at = getenv(\"FI_PROVIDER_PATH\");\
         char path[4096]; snprintf(path, sizeof path, \"%s/libtofu-fi.so\", at ? at : \"\");\
         FILE *f = fopen(path, \"r\"); puts(p ? p : \"none\"); return at && !f; }";
     gcc(source, &[mpi.as_os_str(), OsStr::new("-o"), linked.as_os_str()]);

@@ -28,7 +28,9 @@ case $compiler in
 *[[:space:]]*) ;;
 *)
     case @target@${compiler##*/} in
-    arm64clang | arm64clang++ | arm64clang-[0-9]* | arm64clang++-[0-9]*) clang=y link="$link -fuse-ld=lld" ;;
+    arm64clang | arm64clang++ | arm64clang-[0-9]* | arm64clang++-[0-9]*)
+        clang=y link="$link -fuse-ld=lld"
+        ;;
     esac
     ;;
 esac
