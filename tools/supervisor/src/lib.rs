@@ -34,4 +34,5 @@ mod settings;
 pub mod shards;
 mod shortage;
 pub mod timed;
+pub mod timed_nodes;
 pub mod trace;

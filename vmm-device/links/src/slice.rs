@@ -23,10 +23,10 @@
 //!
 //! Two more are *ours* where the text of the figures, as it was read from print, has others. The
 //! gap begins with fd, by which Ethernet ends a frame; the text has fb, by which both begin one. A
-//! cut TLP has two rows behind it; the text of figure 6 has three, of which the second, `F, DLLP 8
-//! + 4n to 11 + 4n, zeros`, is as in figure 5, and the third, `F, DLLP 12 to 15, FCS`, is the same
-//! in both slices. Two rows hold the whole DLLP once, and come nearer to Table V: 6.33 GB/s, where
-//! three give 6.28 and the paper has 6.35.
+//! cut TLP has two rows behind it; the text of figure 6 has three. Of these the second,
+//! `F, DLLP 8 + 4n to 11 + 4n, zeros`, is as in figure 5, and the third, `F, DLLP 12 to 15, FCS`,
+//! is the same in both slices. Two rows hold the whole DLLP once, and come nearer to Table V:
+//! 6.33 GB/s, where three give 6.28 and the paper has 6.35.
 
 use tofu_abi::frame::{ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT};
 

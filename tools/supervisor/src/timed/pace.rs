@@ -11,14 +11,14 @@ use tofu_sync::lock;
 use tofu_timed::Turn;
 
 /// Version of the pace protocol.
-pub(super) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 2;
 /// Bytes of a message of the plugin.
 const REQUEST: usize = 24;
 /// Kinds of messages.
-pub(super) const BEGIN: u32 = 1;
-pub(super) const AT: u32 = 2;
-pub(super) const ASLEEP: u32 = 3;
-pub(super) const ACCESS: u32 = 4;
+pub(crate) const BEGIN: u32 = 1;
+pub(crate) const AT: u32 = 2;
+pub(crate) const ASLEEP: u32 = 3;
+pub(crate) const ACCESS: u32 = 4;
 /// The longest step of a guest, and the longest sleep that is believed at once, in nanoseconds of
 /// its clock.
 const LONGEST_STEP: u64 = 100_000;

@@ -11,7 +11,7 @@ use tofu_spec::plan::TimePlan;
 use tofu_spec::units::MemorySize;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::session::Session;
-use tofu_supervisor::timed::{Sockets, TimedNodes};
+use tofu_supervisor::timed_nodes::{Sockets, TimedNodes};
 use tofu_sync::queue::Receiver;
 use tofu_ui::exit;
 use tofu_vfio_user::Backing;

@@ -1,0 +1,261 @@
+//! Devices of a machine in modelled time on sockets, for guests that others start.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use anyhow::Context;
+use tofu_abi::topology::{NodeId, Shape};
+use tofu_abi::{Coords, Generation};
+use tofu_control::rundir::node_file;
+use tofu_sandbox::Role;
+use tofu_spec::plan::TimePlan;
+use tofu_vfio_user::{Backing, BoundSocket, bind_socket};
+
+use crate::confine::Confinement;
+use crate::machine::AnyMachine;
+use crate::served::Served;
+use crate::timed::TimedMachine;
+
+/// Devices of a machine in modelled time, on their sockets, for guests that others start. Dropping
+/// it closes and removes them.
+pub struct TimedNodes {
+    machine: Arc<TimedMachine>,
+    nodes: Vec<Sockets>,
+    // Dropped after the machine has stopped.
+    _served: Vec<Served>,
+    doors: Vec<(BoundSocket, JoinHandle<()>)>,
+}
+
+/// The sockets of a node: of its device, and of its pace.
+pub type Sockets = (Coords, PathBuf, PathBuf);
+
+impl TimedNodes {
+    /// Makes the devices of a machine, and serves them at sockets in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no memory, threads or descriptors left, or a socket is in use.
+    pub fn serve(
+        kind: (Generation, Shape),
+        folder: &Path,
+        backing: Backing,
+        time: TimePlan,
+        confinement: &Confinement,
+    ) -> anyhow::Result<Self> {
+        let guests: Vec<_> = (0..kind.1.nodes()).map(NodeId).collect();
+        let machine = TimedMachine::new(kind, &guests, backing, time)?;
+        let mut served = Self {
+            machine: Arc::clone(&machine),
+            nodes: Vec::new(),
+            _served: Vec::new(),
+            doors: Vec::new(),
+        };
+        let any = AnyMachine::Timed(machine);
+        for at in kind.1.iter() {
+            let device = folder.join(node_file("node", at, "sock"));
+            served._served.push(Served::at_path(&any, at, &device, backing, confinement)?);
+            let path = folder.join(node_file("node", at, "pace"));
+            let socket = bind_socket(&path)?;
+            let door = served.door(at, socket.listener()?, confinement)?;
+            served.doors.push((socket, door));
+            served.nodes.push((at, device, path));
+        }
+        Ok(served)
+    }
+
+    /// Starts a thread that takes the connections of a node's plugins, one after the other.
+    fn door(
+        &self,
+        at: Coords,
+        listener: UnixListener,
+        confinement: &Confinement,
+    ) -> anyhow::Result<JoinHandle<()>> {
+        let (machine, first) = (Arc::clone(&self.machine), confinement.hook(Role::VfioUser));
+        let run = move || {
+            first();
+            while let Ok((plugin, _)) = listener.accept()
+                && let Ok(true) = machine.keep_here(at, plugin)
+            {}
+        };
+        thread::Builder::new().name(format!("pace{at}")).spawn(run).context("no threads left")
+    }
+
+    /// The sockets of all nodes.
+    pub fn sockets(&self) -> &[Sockets] {
+        &self.nodes
+    }
+}
+
+impl Drop for TimedNodes {
+    fn drop(&mut self) {
+        self.machine.stop();
+        for (socket, door) in self.doors.drain(..) {
+            // Wakes a thread that waits for a plugin.
+            let _ = UnixStream::connect(socket.path());
+            // A panic in the thread has already been printed.
+            let _ = door.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::timed::pace::{ACCESS, ASLEEP, AT, BEGIN, VERSION};
+
+    /// A plugin's side of a pace.
+    struct Plugin(UnixStream);
+
+    impl Plugin {
+        fn connect(sockets: &Sockets) -> Self {
+            Self(UnixStream::connect(&sockets.2).unwrap())
+        }
+
+        fn say(&mut self, kind: u32, version: u32, ns: u64) {
+            self.tell([kind, version], [ns, 0]);
+        }
+
+        fn tell(&mut self, [kind, version]: [u32; 2], [ns, until]: [u64; 2]) {
+            let head = [kind.to_le_bytes(), version.to_le_bytes()].concat();
+            let times = [ns.to_le_bytes(), until.to_le_bytes()].concat();
+            self.0.write_all(&[head, times].concat()).unwrap();
+        }
+
+        /// The time until which the guest may run; `None` if the machine has hung up.
+        fn hear(&mut self) -> Option<u64> {
+            let mut answer = [0; 16];
+            self.0.read_exact(&mut answer).ok()?;
+            assert_eq!(answer[8..], [0; 8], "interrupts");
+            Some(u64::from_le_bytes(answer[..8].try_into().unwrap()))
+        }
+
+        fn begin(&mut self) -> Option<u64> {
+            self.say(BEGIN, VERSION, 0);
+            self.hear()
+        }
+
+        fn at(&mut self, ns: u64) -> Option<u64> {
+            self.say(AT, 0, ns);
+            self.hear()
+        }
+
+        /// True if no answer has come after a while.
+        fn waits(&mut self) -> bool {
+            self.0.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            let waits = self.0.read(&mut [0]).is_err();
+            self.0.set_read_timeout(None).unwrap();
+            waits
+        }
+    }
+
+    fn serve(folder: &Path, time: TimePlan) -> TimedNodes {
+        let kind = (Generation::Fugaku, "1x1x1x2x1x1".parse().unwrap());
+        let confinement = Confinement::default();
+        TimedNodes::serve(kind, folder, Backing::Sealed, time, &confinement).unwrap()
+    }
+
+    #[test]
+    fn guests_take_turns_in_order_of_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let nodes = serve(folder.path(), TimePlan::default());
+        let [first, second] = nodes.sockets() else { panic!("two nodes") };
+        let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+        // None of them uses its device, so neither has to wait for what the other could do. But
+        // time does not pass before both are there.
+        assert_eq!(a.begin(), Some(100_000));
+        a.say(AT, 0, 500);
+        assert!(a.waits());
+        assert_eq!(b.begin(), Some(100_000));
+        assert_eq!(b.at(400), Some(100_400));
+        assert!(a.waits());
+        b.say(AT, 0, 2000);
+        assert_eq!(a.hear(), Some(100_500));
+        // An access is by one guest at a time, in order of nodes if at the same time.
+        a.say(ACCESS, 0, 2000);
+        assert_eq!(a.hear(), Some(2000));
+        assert!(b.waits());
+        assert_eq!(a.at(2000), Some(102_000));
+        assert_eq!(b.hear(), Some(102_000));
+        // Guests that sleep go from one time to the next at once.
+        b.tell([ASLEEP, 0], [2500, 9_000_000]);
+        assert!(b.waits());
+        a.tell([ASLEEP, 0], [3001, 7_000_000]);
+        assert_eq!(a.hear(), Some(7_000_000));
+        a.say(AT, 0, 9_000_500);
+        assert_eq!(b.hear(), Some(9_000_000));
+        drop(b);
+        // A guest that has gone holds up the other one no longer.
+        assert_eq!(a.hear(), Some(9_100_500));
+        assert_eq!(nodes.machine.network().passed().unwrap().ns, 9_000_500);
+        drop(nodes);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn instructions_take_as_long_as_they_are_said_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let instruction = "0.25".parse().unwrap();
+        let nodes = serve(folder.path(), TimePlan { instruction, ..TimePlan::default() });
+        let [first, second] = nodes.sockets() else { panic!("two nodes") };
+        let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+        assert_eq!((a.begin(), b.begin()), (Some(100_000), Some(100_000)));
+        a.say(AT, 0, 4000);
+        b.say(AT, 0, 4400);
+        assert_eq!(a.hear(), Some(104_000));
+        assert_eq!(nodes.machine.network().passed().unwrap().ns, 1000);
+    }
+
+    #[test]
+    fn seeds_are_interleavings() {
+        let first_is_second = |seed| {
+            let folder = tempfile::tempdir().unwrap();
+            let nodes = serve(folder.path(), TimePlan { seed: Some(seed), ..TimePlan::default() });
+            let [first, second] = nodes.sockets() else { panic!("two nodes") };
+            let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+            assert_eq!((a.begin(), b.begin()), (Some(100_000), Some(100_000)));
+            a.say(AT, 0, 10);
+            b.say(AT, 0, 10);
+            let waits = a.waits();
+            assert_eq!(if waits { b.hear() } else { None }, waits.then_some(100_010));
+            waits
+        };
+        let seen: Vec<_> = (0..6).map(first_is_second).collect();
+        assert!(seen.contains(&true) && seen.contains(&false), "{seen:?}");
+        assert_eq!((0..6).map(first_is_second).collect::<Vec<_>>(), seen);
+    }
+
+    #[test]
+    fn plugin_that_breaks_the_protocol_is_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let nodes = serve(folder.path(), TimePlan::default());
+        let [first, second] = nodes.sockets() else { panic!("two nodes") };
+        let mut old = Plugin::connect(first);
+        old.say(BEGIN, VERSION + 1, 0);
+        assert_eq!(old.hear(), None);
+        let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+        assert_eq!((a.begin(), b.begin()), (Some(100_000), Some(100_000)));
+        a.say(AT, 0, 950);
+        // Time does not go back.
+        assert_eq!(b.at(900), Some(100_900));
+        assert_eq!(b.at(899), None);
+        assert_eq!(a.hear(), Some(100_950));
+        assert_eq!(a.at(5000), Some(105_000));
+        // Another guest of the node begins now, by its own clock.
+        let mut b = Plugin::connect(second);
+        assert_eq!(b.begin(), Some(100_000));
+        a.say(AT, 0, 6000);
+        assert!(a.waits());
+        b.say(AT, 0, 2000);
+        assert_eq!(a.hear(), Some(106_000));
+        assert!(b.waits());
+        a.say(AT, 0, 7500);
+        assert_eq!(b.hear(), Some(102_000));
+        drop(nodes);
+        assert_eq!(a.hear(), None);
+    }
+}
