@@ -9,7 +9,7 @@ use tofu_abi::Coords;
 use tofu_control::node_name;
 use tofu_control::rundir::node_file;
 use tofu_image::{Arch, BOOT_ARGUMENTS, Cache, TCG_ARGUMENTS};
-use tofu_spec::plan::{LinuxPlan, Plan};
+use tofu_spec::plan::{LinuxPlan, Plan, TimePlan};
 use tofu_spec::units::BootFrom;
 use tofu_supervisor::command_line;
 use tofu_supervisor::confine::Confinement;
@@ -49,8 +49,8 @@ pub struct LinuxHost {
     registry: Arc<Registry>,
     /// The rights that its threads give up.
     confinement: Confinement,
-    /// True if the machine keeps modelled time.
-    modelled: bool,
+    /// The modelled time of the machine, if it keeps that.
+    time: Option<TimePlan>,
 }
 
 impl LinuxHost {
@@ -63,7 +63,7 @@ impl LinuxHost {
             lan: plan.on_linux.net.into(),
             registry: Arc::clone(&session.registry),
             confinement: session.confinement.clone(),
-            modelled: plan.modelled.is_some(),
+            time: plan.modelled,
         }
     }
 }
@@ -235,10 +235,10 @@ impl LinuxHost {
         let own = match boot_files.arch {
             // The addresses that the root port needs are in a region that QEMU reserves.
             Arch::X86_64 => {
-                let intel = boot_files.has_driver || self.modelled;
+                let intel = boot_files.has_driver || self.time.is_some();
                 let iommu = if intel { "intel_iommu=on " } else { "" };
-                // The kernel would compare its clock to a timer that counts nanoseconds.
-                let timer = if self.modelled { "pmtmr=0 " } else { "" };
+                let timer = self.time.map(|time| timekeeper::kernel_words(time.instruction));
+                let timer = timer.map(|words| format!("{words} ")).unwrap_or_default();
                 format!("console=ttyS0 {TCG_ARGUMENTS} {timer}{iommu}pci=no_e820")
             }
             Arch::Arm64 => "console=ttyAMA0".to_owned(),

@@ -4,11 +4,25 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use tofu_image::Qemu;
+use tofu_spec::units::InstructionTime;
 
 /// The file, beside this program.
 const PLUGIN: &str = "libtofutime.so";
 /// The versions of QEMU whose internals it knows.
 const KNOWN: &str = "11.1.";
+
+/// Words for a kernel whose instructions take this time.
+///
+/// Linux calibrates its APIC timer by a loop with `pause`, for each of which QEMU leaves its
+/// generated code: a second of the host for each 10 ms. Without it, timers are those of the HPET,
+/// which counts instructions as nanoseconds. If they take another time, timers would fire early, so
+/// the calibration is needed, without a comparison to the PM timer, which counts the same.
+pub const fn kernel_words(instruction: InstructionTime) -> &'static str {
+    match instruction.ps() {
+        1000 => "nolapic_timer",
+        _ => "pmtmr=0",
+    }
+}
 
 /// Finds the plugin.
 ///
