@@ -30,8 +30,8 @@ pub struct Send<M> {
     pub tag: u64,
     /// Data for the receiver's completion.
     pub data: Option<u64>,
-    /// The context for the completion. Without it there is none, and the memory is the program's again
-    /// at once.
+    /// The context for the completion. Without it there is none, and the memory is the program's
+    /// again at once.
     pub context: Option<usize>,
     /// False if the program wants to know only if it fails.
     pub wanted: bool,

@@ -104,7 +104,9 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), HEADER)) {
+        fn any_bytes_are_decoded_or_refused(
+            bytes in proptest::collection::vec(any::<u8>(), HEADER),
+        ) {
             let bytes: [u8; HEADER] = bytes.try_into().unwrap();
             prop_assert_eq!(Header::decode(&bytes).is_some(), (1..5).contains(&bytes[0]));
         }

@@ -279,7 +279,8 @@ proptest! {
                     machine.send(from, to, from as u64, bytes);
                 }
                 1 => {
-                    let into = machine.receive(to as usize, Some(from as u64), from as u64, 3 * EAGER);
+                    let (source, tag) = (Some(from as u64), from as u64);
+                    let into = machine.receive(to as usize, source, tag, 3 * EAGER);
                     posted.entry((from, to)).or_default().push_back(into);
                 }
                 _ => machine.step(from),
@@ -288,8 +289,9 @@ proptest! {
         // All that was sent is received at last.
         for (&(from, to), queue) in &sent {
             let have = posted.entry((from, to)).or_default();
+            let (source, tag) = (Some(from as u64), from as u64);
             while have.len() < queue.len() {
-                have.push_back(machine.receive(to as usize, Some(from as u64), from as u64, 3 * EAGER));
+                have.push_back(machine.receive(to as usize, source, tag, 3 * EAGER));
             }
         }
         machine.settle();
@@ -309,12 +311,14 @@ proptest! {
                 prop_assert_eq!(lengths, expected);
             }
             let sends = all.iter().filter(|c| c.finished == Finished::Send).count();
-            let expected: usize = (0..3).map(|to| sent.get(&(at, to)).map_or(0, VecDeque::len)).sum();
+            let expected: usize =
+                (0..3).map(|to| sent.get(&(at, to)).map_or(0, VecDeque::len)).sum();
             prop_assert_eq!(sends, expected);
         }
         for (pair, queue) in &sent {
             for (number, length) in queue.iter().enumerate() {
-                prop_assert_eq!(&posted[pair][number].get()[..*length], &pattern(*length, number as u64)[..]);
+                let got = posted[pair][number].get();
+                prop_assert_eq!(&got[..*length], &pattern(*length, number as u64)[..]);
             }
         }
         prop_assert!(machine.network.borrow().memory.is_empty(), "registrations are left");
