@@ -1,21 +1,7 @@
 //! Ends of operations.
 
+use super::failure::Failure;
 use super::transport::Address;
-
-/// The reason why an operation failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// The peer does not exist, has ended, or refuses.
-    Unreachable,
-    /// The message was this many bytes longer than the memory for it.
-    Truncated(usize),
-    /// The program has canceled it.
-    Canceled,
-    /// A look for a message found none.
-    NoMessage,
-    /// There is no room for another peer, or no memory can be registered.
-    NoRoom,
-}
 
 /// The kind of operation that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

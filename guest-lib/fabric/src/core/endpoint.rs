@@ -3,12 +3,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::completion::{Completion, Failure, Finished};
+use super::commands::Commands;
+use super::completion::{Completion, Finished};
+use super::failure::Failure;
+use super::fetch::Fetch;
 use super::header::{Header, Kind};
 use super::matching::{Claim, Matching};
-use super::outbound::Outgoing;
+use super::outgoing::Outgoing;
 use super::peers::{Number, Peers};
-use super::rendezvous::Fetch;
 use super::transport::{Address, Busy, Memory, Signal, Transport};
 use super::{EAGER, SLOT};
 
@@ -48,41 +50,6 @@ pub(super) struct Sending<M> {
     pub(super) stadd: Option<u64>,
     /// It is kept until then.
     _memory: Option<M>,
-}
-
-/// The purpose of a command of the device.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Command {
-    Fill { peer: Number, send: Option<u64> },
-    Get { fetch: u64 },
-}
-
-/// Commands of the device, by token.
-#[derive(Debug, Default)]
-pub(super) struct Commands {
-    all: Vec<Option<Command>>,
-    free: Vec<u32>,
-}
-
-impl Commands {
-    pub(super) fn add(&mut self, command: Command) -> u32 {
-        if let Some(token) = self.free.pop() {
-            self.all[token as usize] = Some(command);
-            return token;
-        }
-        self.all.push(Some(command));
-        self.all.len() as u32 - 1
-    }
-
-    pub(super) fn take(&mut self, token: u32) -> Option<Command> {
-        let command = self.all.get_mut(token as usize)?.take()?;
-        self.free.push(token);
-        Some(command)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.free.len() == self.all.len()
-    }
 }
 
 /// An endpoint.

@@ -1,7 +1,8 @@
 //! Messages that arrive in slots.
 
-use super::completion::{Completion, Failure, Finished};
+use super::completion::{Completion, Finished};
 use super::endpoint::Endpoint;
+use super::failure::Failure;
 use super::header::{HEADER, Header, Kind};
 use super::matching::{Body, Envelope, Matching, Message, Place, Receive};
 use super::outbound::PART;

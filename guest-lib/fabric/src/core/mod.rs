@@ -11,20 +11,25 @@
 //! Messages of up to [`EAGER`] bytes travel through slots. For longer ones the sender registers its
 //! memory and sends its address; the receiver reads it by Gets when a receive matches, and answers.
 
+mod commands;
 mod completion;
 mod endpoint;
+mod failure;
+mod fetch;
 mod header;
 mod inbound;
 mod matching;
 mod outbound;
+mod outgoing;
 mod peers;
 mod rendezvous;
 #[cfg(test)]
 mod tests;
 mod transport;
 
-pub use completion::{Completion, Failure, Finished};
+pub use completion::{Completion, Finished};
 pub use endpoint::{Endpoint, Send};
+pub use failure::Failure;
 pub use matching::{Claim, Receive};
 pub use transport::{Address, Busy, Event, Memory, Place, Signal, Transport};
 

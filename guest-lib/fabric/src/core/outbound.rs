@@ -1,26 +1,17 @@
 //! Messages that wait for slots of a peer, and the events of the device.
 
 use super::SLOT;
-use super::completion::{Completion, Failure, Finished};
-use super::endpoint::{Command, Endpoint, Sending};
-use super::header::{HEADER, Header, Kind};
+use super::commands::Command;
+use super::completion::{Completion, Finished};
+use super::endpoint::{Endpoint, Sending};
+use super::failure::Failure;
+use super::header::{HEADER, Kind};
+use super::outgoing::Outgoing;
 use super::peers::Number;
 use super::transport::{Event, Signal, Transport};
 
 /// Bytes of a message in a slot.
 pub(super) const PART: usize = SLOT - HEADER;
-
-/// A message for slots.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) header: Header,
-    /// The message, if it travels through slots.
-    pub(super) data: Vec<u8>,
-    /// Bytes that have been sent.
-    pub(super) sent: usize,
-    /// The send that ends with it.
-    pub(super) send: Option<u64>,
-}
 
 impl<T: Transport> Endpoint<T> {
     /// Queues something for a peer, and sends it if there is room.

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::completion::Failure;
-use super::outbound::Outgoing;
+use super::failure::Failure;
+use super::outgoing::Outgoing;
 use super::transport::{Address, Place};
 use super::{CHUNKS, RINGS_PER_CHUNK, SLOTS};
 

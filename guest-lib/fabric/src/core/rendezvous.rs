@@ -1,31 +1,14 @@
 //! Messages that their receivers read.
 
 use super::PIECE;
-use super::completion::Failure;
-use super::endpoint::{Command, Endpoint};
+use super::commands::Command;
+use super::endpoint::Endpoint;
+use super::failure::Failure;
+use super::fetch::Fetch;
 use super::header::{Header, Kind};
 use super::matching::{Envelope, Place};
-use super::outbound::Outgoing;
+use super::outgoing::Outgoing;
 use super::transport::{Address, Memory, Transport};
-
-/// A message that is being read.
-#[derive(Debug)]
-pub(super) struct Fetch<M> {
-    envelope: Envelope,
-    place: Place<M>,
-    /// Memory of this endpoint, if that of the receive cannot be registered.
-    staged: Option<M>,
-    /// The device's address of the message, and its sender's number for it.
-    remote: u64,
-    id: u64,
-    local: u64,
-    length: usize,
-    /// Bytes that the device was asked for.
-    asked: usize,
-    /// Gets that have not ended.
-    pending: usize,
-    failed: bool,
-}
 
 impl<T: Transport> Endpoint<T> {
     /// Begins to read a message.

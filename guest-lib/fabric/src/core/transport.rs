@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::completion::Failure;
+use super::failure::Failure;
 use super::{RINGS_PER_CHUNK, SLOT, SLOTS};
 
 /// An endpoint's address: the ID of its virtual control queue.

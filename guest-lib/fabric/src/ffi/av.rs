@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::abi::{self, AvAttr, Fid, Ops, OpsAv, absent, class};
 use super::info::ADDRESS;
-use super::{give, guard, lock, of, take};
+use super::object::{give, guard, lock, of, take};
 use crate::core::Address;
 
 /// Addresses by number.

@@ -1,20 +1,20 @@
 //! Counters of operations that have ended.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::abi::{self, Fid, Ops, OpsCntr, class};
-use super::endpoint::Shared;
-use super::{give, guard, lock, of, take};
+use super::object::{give, guard, of, take};
+use super::progress::Bound;
 
 /// A counter.
 #[derive(Default)]
 pub(super) struct Count {
     good: AtomicU64,
     failed: AtomicU64,
-    endpoints: Mutex<Vec<Weak<Shared>>>,
+    pub(super) endpoints: Bound,
 }
 
 impl Count {
@@ -22,15 +22,6 @@ impl Count {
     pub(super) fn count(&self, good: bool) {
         let counter = if good { &self.good } else { &self.failed };
         counter.fetch_add(1, SeqCst);
-    }
-
-    pub(super) fn bind(&self, endpoint: &Arc<Shared>) {
-        lock(&self.endpoints).push(Arc::downgrade(endpoint));
-    }
-
-    fn progress(&self) {
-        let endpoints: Vec<_> = lock(&self.endpoints).iter().filter_map(Weak::upgrade).collect();
-        endpoints.iter().for_each(|endpoint| endpoint.progress());
     }
 }
 
@@ -80,7 +71,7 @@ unsafe extern "C" fn read(counter: *mut Fid) -> u64 {
     guard(0, || {
         // SAFETY: guaranteed by the caller.
         let count = unsafe { count_of(counter) };
-        count.progress();
+        count.endpoints.progress();
         count.good.load(SeqCst)
     })
 }
@@ -121,7 +112,7 @@ unsafe extern "C" fn wait(counter: *mut Fid, threshold: u64, timeout: c_int) -> 
         let (start, failed) = (Instant::now(), count.failed.load(SeqCst));
         let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
         loop {
-            count.progress();
+            count.endpoints.progress();
             if count.good.load(SeqCst) >= threshold {
                 return 0;
             }

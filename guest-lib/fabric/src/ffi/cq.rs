@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::abi::{self, CqAttr, CqEntry, CqErrEntry, Fid, Ops, OpsCq, class};
-use super::domain::is_without_descriptor;
-use super::endpoint::Shared;
-use super::{give, guard, lock, of, take};
+use super::object::{give, guard, lock, of, take};
+use super::progress::Bound;
 
 /// A completion.
 #[derive(Clone, Copy)]
@@ -24,7 +24,7 @@ pub(super) struct Item {
 #[derive(Default)]
 pub(super) struct Queue {
     items: Mutex<VecDeque<Item>>,
-    endpoints: Mutex<Vec<Weak<Shared>>>,
+    pub(super) endpoints: Bound,
     signaled: AtomicBool,
 }
 
@@ -33,17 +33,11 @@ impl Queue {
         lock(&self.items).push_back(item);
     }
 
-    pub(super) fn bind(&self, endpoint: &Arc<Shared>) {
-        lock(&self.endpoints).push(Arc::downgrade(endpoint));
-    }
-
     /// Makes progress if nothing is there.
     fn progress(&self) {
-        if !lock(&self.items).is_empty() {
-            return;
+        if lock(&self.items).is_empty() {
+            self.endpoints.progress();
         }
-        let endpoints: Vec<_> = lock(&self.endpoints).iter().filter_map(Weak::upgrade).collect();
-        endpoints.iter().for_each(|endpoint| endpoint.progress());
     }
 
     /// Takes completions up to the first error, and gives each to `to`.
@@ -112,6 +106,11 @@ pub(super) unsafe extern "C" fn open(
     })
 }
 
+/// Returns whether a queue of these attributes can be had: one to wait by a descriptor cannot.
+fn is_without_descriptor(attr: Option<&CqAttr>) -> bool {
+    attr.is_none_or(|attr| attr.wait_obj <= 1 && ptr::eq(attr.wait_set, ptr::null()))
+}
+
 /// Reads completions.
 ///
 /// # Safety
@@ -133,7 +132,7 @@ unsafe fn read_into(cq: &Cq, to: *mut u8, count: usize, sources: *mut u64) -> is
 
 unsafe extern "C" fn read(cq: *mut Fid, to: *mut u8, count: usize) -> isize {
     // SAFETY: guaranteed by the caller.
-    unsafe { readfrom(cq, to, count, std::ptr::null_mut()) }
+    unsafe { readfrom(cq, to, count, ptr::null_mut()) }
 }
 
 unsafe extern "C" fn readfrom(cq: *mut Fid, to: *mut u8, count: usize, sources: *mut u64) -> isize {
@@ -170,7 +169,7 @@ unsafe extern "C" fn sread(
     timeout: c_int,
 ) -> isize {
     // SAFETY: guaranteed by the caller.
-    unsafe { sreadfrom(cq, to, count, std::ptr::null_mut(), cond, timeout) }
+    unsafe { sreadfrom(cq, to, count, ptr::null_mut(), cond, timeout) }
 }
 
 unsafe extern "C" fn sreadfrom(

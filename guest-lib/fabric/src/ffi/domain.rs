@@ -1,12 +1,10 @@
 //! Fabrics, domains, and event queues, which have no events.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
 
-use super::abi::{
-    self, CqAttr, FabricAttr, Fid, Info, NoOps, Ops, OpsDomain, OpsFabric, absent, class,
-};
-use super::{av, counter, cq, endpoint, give, guard, take};
+use super::abi::{self, FabricAttr, Fid, Info, NoOps, Ops, OpsDomain, OpsFabric, absent, class};
+use super::object::{give, guard, take};
+use super::{av, counter, cq, endpoint};
 
 #[repr(C)]
 struct Fabric {
@@ -158,9 +156,4 @@ unsafe extern "C" fn eq_open(
 /// Descriptors to wait by are not offered, so nothing keeps a program from waiting.
 unsafe extern "C" fn trywait(_: *mut Fid, _: *mut *mut Fid, _: c_int) -> c_int {
     0
-}
-
-/// Returns whether a queue of these attributes can be had: one to wait by a descriptor cannot.
-pub(super) fn is_without_descriptor(attr: Option<&CqAttr>) -> bool {
-    attr.is_none_or(|attr| attr.wait_obj <= 1 && ptr::eq(attr.wait_set, ptr::null()))
 }

@@ -5,9 +5,14 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
 use super::abi::{self, DomainAttr, EpAttr, FabricAttr, Info, RxAttr, TxAttr};
-use super::{NAME, guard};
+use super::object::guard;
 use crate::tofucom;
 
+/// The name by which programs choose the provider.
+pub(super) const NAME: &CStr = c"tofu";
+/// libfabric's version of the interface: as new as any, because it ignores providers that are older
+/// than a program.
+pub(super) const INTERFACE: u32 = 2 << 16 | 99;
 /// Bytes of an address: the ID of a queue, and a number of the endpoint's start.
 pub(super) const ADDRESS: usize = 16;
 /// The format of addresses: one of our own.
@@ -172,7 +177,7 @@ unsafe fn offer(hints: Option<&Info>) -> Option<*mut Info> {
         *fabric = FabricAttr {
             name: libc::strdup(NAME.as_ptr()),
             prov_version: 1 << 16,
-            api_version: super::INTERFACE,
+            api_version: INTERFACE,
             ..fabric.read()
         };
         *info = Info {

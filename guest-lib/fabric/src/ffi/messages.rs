@@ -3,9 +3,9 @@
 use std::ffi::c_void;
 
 use super::abi::{self, Fid, IoVec, Msg, MsgTagged, OpsMsg, OpsTagged};
-use super::endpoint::{Endpoint, Shared};
-use super::info::PIECES;
-use super::{guard, of};
+use super::info::{MOST_INJECTED, PIECES};
+use super::object::{guard, of};
+use super::state::{Endpoint, Shared};
 use crate::core::{Address, Claim, Memory as _, Receive, Send};
 use crate::memory::ProgramMemory;
 
@@ -96,7 +96,7 @@ fn start_send(shared: &Shared, operation: Operation) -> isize {
     let wanted = shared.wants_send(flags);
     let data = (flags & abi::REMOTE_CQ_DATA != 0).then_some(data);
     // Such a message is copied at once.
-    let copied = flags & abi::INJECT != 0 && memory.len() <= super::info::MOST_INJECTED;
+    let copied = flags & abi::INJECT != 0 && memory.len() <= MOST_INJECTED;
     let context = (!copied || wanted).then_some(context);
     let (tagged, tag) = (tag.is_some(), tag.map_or(0, |tag| tag.0));
     let send = Send { to, memory, tagged, tag, data, context, wanted };
@@ -108,7 +108,7 @@ fn start_send(shared: &Shared, operation: Operation) -> isize {
 /// Sends a message whose memory is the program's again at once, and whose end is not reported.
 fn start_inject(shared: &Shared, operation: Operation) -> isize {
     let Operation { memory, address, tag, data, flags, .. } = operation;
-    if memory.len() > super::info::MOST_INJECTED {
+    if memory.len() > MOST_INJECTED {
         return abi::INVALID as isize;
     }
     let Some(to) = shared.address(address) else { return abi::INVALID as isize };
