@@ -1,6 +1,7 @@
 //! The network: its options, and what its callers may ask and change.
 
 mod agenda;
+mod arbiter;
 mod arena;
 mod broken;
 mod calendar;
@@ -27,6 +28,7 @@ use tofu_fabric::{
 };
 use tofu_links::{ErrorRate, Lanes, Parameters};
 
+pub use arbiter::Arbiter;
 pub use engine::Totals;
 pub use message::{LONGEST_TLP, Message, Refused, Sink};
 
@@ -40,21 +42,6 @@ const ROUTING_HEADER: u16 = ROUTING_HEADER_SIZE as u16;
 
 /// Most threads that a network may have.
 pub const MOST_THREADS: u32 = 64;
-
-/// The arbitration of an output of a crossbar (*ours*, both: how the chip chooses is not
-/// published).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Arbiter {
-    /// Round robin: first among the crossbar's parts, then among the inputs of a part.
-    #[default]
-    InTurn,
-    /// Frames that go straight on along their axis first, all others in turn. The others may wait
-    /// for as long as anything goes straight on.
-    StraightFirst,
-    /// Frames that came over a link before those that a TNI sends. TNIs may wait for as long as
-    /// anything passes through.
-    TransitFirst,
-}
 
 /// Options of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]

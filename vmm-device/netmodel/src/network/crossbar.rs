@@ -6,8 +6,8 @@
 use tofu_abi::topology::Port;
 use tofu_fabric::Ps;
 
-use super::Arbiter;
 use super::agenda::NEVER;
+use super::arbiter::Arbiter;
 use super::frame::{PORTS, SLOTS};
 
 /// Queues of an input: virtual channels of a port, classes of a TNI.

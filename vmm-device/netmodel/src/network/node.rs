@@ -15,8 +15,8 @@ use tofu_abi::topology::{NodeId, Port};
 use tofu_fabric::{Class, Hop, Ps, Scheduler};
 use tofu_links::{Counters, Parameters};
 
-use super::Arbiter;
 use super::agenda::{self, Agenda, NEVER, Window};
+use super::arbiter::Arbiter;
 use super::arena::{Arena, NONE};
 use super::broken::Which;
 use super::crossbar::{Crossbar, QUEUES, Queues, Turn, bit_of, bits};
