@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use tofu_control::MachineName;
 use tofu_jobs::{JobSpec, JobTime, Libs, RankFile, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
 
@@ -410,6 +411,16 @@ fn files(call: &Call, job: Option<&Job>) -> [Option<RankFile>; 2] {
     })
 }
 
+/// Returns the machine on whose nodes the ranks run; `None` if they are processes here.
+fn machine(call: &Call, request: Option<&Request>) -> anyhow::Result<Option<MachineName>> {
+    if call.local {
+        return Ok(None);
+    }
+    let asked = request.and_then(|request| request.machine.as_ref());
+    let named = call.machine.as_ref().or(asked).map(|name| name.parse()).transpose();
+    named.map_err(|error| anyhow::anyhow!("--machine: {error}"))
+}
+
 fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
     let request = job.map(|job| &job.record.request);
     let order = order(&call, request)?;
@@ -432,14 +443,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         }
         None => (None, call.per_node),
     };
-    let machine = match call.local {
-        true => None,
-        false => {
-            call.machine.clone().or_else(|| request.and_then(|request| request.machine.clone()))
-        }
-    };
-    let machine = machine.as_deref().map(str::parse).transpose();
-    let machine = machine.map_err(|error| anyhow::anyhow!("--machine: {error}"))?;
+    let machine = machine(&call, request)?;
     let local = machine.is_none();
     let files = files(&call, job);
     Ok(JobSpec {

@@ -15,7 +15,7 @@ use tofu_control::{MachineName, find_machine, info, present};
 use tofu_fabric::{NodeId, Shape};
 use tofu_image::Arch;
 use tofu_jtofu::{Job, System};
-use tofu_spec::units::{ImageName, Interconnect, Quantum, Time};
+use tofu_spec::units::{ImageName, Interconnect, Time};
 use tofu_supervisor::janitor;
 use tofu_ui::exit;
 
@@ -300,19 +300,7 @@ impl Own {
         if let Some(links) = spec.links {
             command.args(["--links", links.name()]);
         }
-        let JobTime { clock, ns_per_instruction, quantum, seed } = spec.time;
-        if let Some(clock) = clock {
-            command.args(["--time", clock.name()]);
-        }
-        if let Some(ns) = ns_per_instruction {
-            command.arg(format!("--ns-per-instruction={ns}"));
-        }
-        if let Some(Quantum(ns)) = quantum {
-            command.arg(format!("--quantum={ns}"));
-        }
-        if let Some(seed) = seed {
-            command.arg(format!("--seed={seed}"));
-        }
+        command.args(spec.time.options());
         if spec.mpi {
             command.args(["--net", "lan", "--memory", MPI_MEMORY]);
         }

@@ -30,6 +30,20 @@ pub struct JobTime {
     pub seed: Option<u32>,
 }
 
+impl JobTime {
+    /// Returns the options of `tofu up` for it.
+    pub(crate) fn options(&self) -> Vec<String> {
+        let Self { clock, ns_per_instruction, quantum, seed } = self;
+        let options = [
+            clock.map(|clock| format!("--time={}", clock.name())),
+            ns_per_instruction.map(|ns| format!("--ns-per-instruction={ns}")),
+            quantum.map(|Quantum(ns)| format!("--quantum={ns}")),
+            seed.map(|seed| format!("--seed={seed}")),
+        ];
+        options.into_iter().flatten().collect()
+    }
+}
+
 /// A specification of a job.
 #[derive(Debug, Clone)]
 pub struct JobSpec {
