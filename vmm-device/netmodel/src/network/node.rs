@@ -26,7 +26,7 @@ use super::frame::{
 };
 use super::mail::{Credit, Notice, Outlet, Said};
 use super::slot::{
-    CameIn, Counts, REPLAY, RING, Returned, Sending, Slot, UNWATCHED, pop, push, slot,
+    CameIn, Counts, REPLAY, RING, Returned, Sending, Slot, UNWATCHED, first_at, pop, push, slot,
 };
 use super::steps::{Channel, Step, Steps};
 use super::watched::{Receiving, Sending as WatchedSending};
@@ -505,9 +505,7 @@ impl Node {
                     counts.has_credit(vc, now);
                     output.zero &= !(1 << vc);
                     // Acknowledgements are always on their way.
-                    if returns.replay != NONE {
-                        again = again.min(shared.returned[shared.returned[returns.replay].next].at);
-                    }
+                    again = again.min(first_at(&shared.returned, returns.replay));
                 }
             }
             if lacking == 0 {
@@ -518,18 +516,7 @@ impl Node {
                 output.zero |= 1 << vc;
             }
             if chosen.is_none() {
-                let at = returns.next_at(vc);
-                let more = returns.more;
-                let more = if more == NONE {
-                    NEVER
-                } else {
-                    shared.returned[shared.returned[more].next].at
-                };
-                let at = at.min(more);
-                if at == NEVER {
-                    returns.starved |= 1 << vc;
-                }
-                again = again.min(at);
+                again = again.min(returns.expect(vc, &shared.returned));
             }
         }
         let Some(turn) = chosen else {

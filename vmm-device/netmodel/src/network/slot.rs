@@ -109,11 +109,17 @@ pub(super) struct Returns {
 pub(super) const RING: usize = 4;
 
 impl Returns {
-    /// When the next credit held in the ring returns to a channel.
-    pub(super) fn next_at(&self, vc: usize) -> Ps {
+    /// When to look again for credit of a channel that a frame waits for. If none is in flight, the
+    /// channel is starved. `beyond` has the returns beyond the ring, which may be of any channel.
+    #[inline]
+    pub(super) fn expect(&mut self, vc: usize, beyond: &Arena<Returned>) -> Ps {
         let places = 0..usize::from(self.len);
         let of = places.filter(|n| usize::from(self.vc[*n]) == vc).map(|n| self.at[n]);
-        of.fold(NEVER, Ps::min)
+        let at = of.fold(first_at(beyond, self.more), Ps::min);
+        if at == NEVER {
+            self.starved |= 1 << vc;
+        }
+        at
     }
 }
 
@@ -298,6 +304,12 @@ pub(super) fn push(all: &mut Arena<Returned>, last: &mut u32, returned: Returned
     let first =
         if before == NONE { handle } else { std::mem::replace(&mut all[before].next, handle) };
     all[handle].next = first;
+}
+
+/// When the first element of a circular list, which is known by its last, is due.
+#[inline]
+pub(super) fn first_at(all: &Arena<Returned>, last: u32) -> Ps {
+    if last == NONE { NEVER } else { all[all[last].next].at }
 }
 
 /// Removes the first element of a circular list, which is known by its last, if it is due.
