@@ -109,8 +109,8 @@ mod tests {
 
     #[test]
     fn lines_are_split_as_by_a_shell() {
-        let script = "#!/bin/sh\n#PJM -L \"node=2,elapse=1:00\" # two\n##PJM -j\n# PJM -s\n#PJMX -s\n\
-                      \n#PJM\t--mpi 'a b'\"c\\\"\"\\ d\n#PJM \"\"\n";
+        let script = "#!/bin/sh\n#PJM -L \"node=2,elapse=1:00\" # two\n##PJM -j\n# PJM -s\n\
+                      #PJMX -s\n\n#PJM\t--mpi 'a b'\"c\\\"\"\\ d\n#PJM \"\"\n";
         let expected = [
             (2, false, vec!["-L".to_owned(), "node=2,elapse=1:00".to_owned()]),
             (7, false, vec!["--mpi".to_owned(), "a bc\" d".to_owned()]),

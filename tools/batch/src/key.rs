@@ -134,7 +134,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_key_selects_itself(id in 0u32..1_000_000, kind in 0usize..3, number in 0u32..1_000_000) {
+        fn a_key_selects_itself(
+            id in 0u32..1_000_000,
+            kind in 0usize..3,
+            number in 0u32..1_000_000,
+        ) {
             let part = [Part::Whole, Part::Step(number), Part::Bulk(number)][kind];
             let key = Key { id, part };
             let selection: Selection = key.to_string().parse().unwrap();

@@ -556,8 +556,8 @@ mod tests {
             ..Call::default()
         };
         let text = "-np 4 --vcoordfile v -of both -stdout-proc %/1000R/out -oferr e --stdin=in \
-                    -x A=1,2,B=x=y -ofprefix rank,nid -mca btl_tofu_eager_limit 1024 --bind-to core \
-                    ./a.out -n 7";
+                    -x A=1,2,B=x=y -ofprefix rank,nid -mca btl_tofu_eager_limit 1024 \
+                    --bind-to core ./a.out -n 7";
         assert_eq!(call(text), expected);
         assert!(call("-mca orte_tag_output 1 a").prefix);
         assert_eq!(call("-x HOME a").variables, [("HOME".to_owned(), None)]);

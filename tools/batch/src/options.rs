@@ -281,10 +281,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_words_are_read(words in prop::collection::vec("(-{0,2}[a-zA-Z=,]{0,8}|\\PC{0,6})", 0..6)) {
+        fn any_words_are_read(
+            words in prop::collection::vec("(-{0,2}[a-zA-Z=,]{0,8}|\\PC{0,6})", 0..6),
+        ) {
             if let Ok((given, rest)) = read(&words, &Source::CommandLine) {
                 prop_assert!(rest.len() <= words.len());
-                prop_assert!(given.iter().all(|given| given.option.valued || given.value.is_empty()));
+                let has_value = |given: &Given| given.option.valued || given.value.is_empty();
+                prop_assert!(given.iter().all(has_value));
             }
         }
     }

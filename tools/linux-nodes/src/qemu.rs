@@ -283,13 +283,14 @@ fn processor_arguments(setup: &VmSetup) -> Vec<OsString> {
     args
 }
 
-/// Returns whether a node's IOMMU is Intel's. In modelled time it is, as it works within the access.
+/// Returns whether a node's IOMMU is Intel's. In modelled time it is, as it works within the
+/// access.
 pub(crate) fn has_intel_iommu(setup: &VmSetup) -> bool {
     setup.boot_files.has_driver || setup.time.is_some()
 }
 
-/// The options that keep a guest in modelled time, with a serial bus that works within the access, and without
-/// devices that work at times of the host.
+/// The options that keep a guest in modelled time, with a serial bus that works within the access,
+/// and without devices that work at times of the host.
 fn in_modelled_time(time: &GuestTime, passed: &mut Passed) -> anyhow::Result<Vec<OsString>> {
     let plugin = passed.file(&time.plugin)?;
     let words = ["-icount", "shift=0,sleep=off", "-rtc", "clock=vm,base=2026-01-01", "-seed", "1"];

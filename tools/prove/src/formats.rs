@@ -78,7 +78,10 @@ fn escaped(text: &str) -> String {
 
 /// Broken rules, as results of an analysis.
 pub(crate) fn sarif(report: &Report) -> String {
-    let rule = |rule: &crate::report::RuleReport| json!({ "id": rule.id, "shortDescription": { "text": rule.rule } });
+    let rule = |rule: &crate::report::RuleReport| {
+        let text = json!({ "text": rule.rule });
+        json!({ "id": rule.id, "shortDescription": text })
+    };
     let result = |rule: &crate::report::RuleReport| {
         let scenes = report.scenes_of(rule.id);
         let text = format!("{} Broken {} times, in {scenes}.", rule.rule, rule.broken);

@@ -197,7 +197,8 @@ impl Stage<'_> {
             self.nodes.copy(&format!("/tmp/{name}"), &bytes)?;
         }
         if self.subject.module().is_some() {
-            // Our driver leaves Bus Master Enable (bit 2 of COMMAND), which the next one has to set.
+            // Our driver leaves Bus Master Enable (bit 2 of COMMAND), which the next one has to
+            // set.
             let script = format!(
                 "{DEVICE}rmmod tofu && printf '\\2' | dd of=$D/config bs=1 seek=4 count=1 \
                  conv=notrunc 2>/dev/null && dmesg -c >/dev/null"

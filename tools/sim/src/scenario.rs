@@ -383,8 +383,8 @@ impl Scenario {
                     _ => {
                         return Err(anyhow!(
                             "{name}: load needs pattern \"uniform\" or \"permutations\", \
-                             2 to {MOST_WALKED} nodes that all send, one rail, no gap or window, and links \
-                             without errors"
+                             2 to {MOST_WALKED} nodes that all send, one rail, no gap or window, \
+                             and links without errors"
                         ));
                     }
                 };

@@ -1,5 +1,5 @@
-//! Writes the manual's table of rules from the table in `tofu-rules`, with the place in the devices'
-//! code that checks each of them.
+//! Writes the manual's table of rules from the table in `tofu-rules`, with the place in the
+//! devices' code that checks each of them.
 //!
 //! ```text
 //! cargo run -p tofu-modules --bin rules            # writes the table into the page

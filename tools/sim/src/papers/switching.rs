@@ -25,7 +25,8 @@ const TLP_UNIT: u16 = 32;
 /// The first of the seeds, whose results are in the curves.
 const SEED: u64 = 1;
 
-/// A, B and C of the nodes that are measured, and of those that packets come from, over a link each.
+/// A, B and C of the nodes that are measured, and of those that packets come from, over a link
+/// each.
 const MEASURED: [u8; 3] = [0, 0, 0];
 const AROUND: [[u8; 3]; 4] = [[1, 0, 0], [0, 1, 0], [0, 2, 0], [0, 0, 1]];
 

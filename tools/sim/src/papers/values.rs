@@ -144,12 +144,13 @@ const FIGURE_10: &str = "IEEE Micro Figure 10";
 const TNW: &str = "TNW 4";
 
 const SUBMESH: &str = "links in the middle of eight units are full at 82 %, as a frame of 1 KB \
-    takes 1120 bytes, and each message is answered; the rest is lost as nodes offer more than that. \
+    takes 1120 bytes, and each message is answered; the rest is lost as nodes offer more. \
     Paced by the gap at 1.8 GB/s the model has 70 %";
 const FEW: &str = "12 messages of each node are few, so that chance decides; --full has 1000";
-const IN_TURN: &str = "a ring to which nodes offer more than it takes carries less, as what goes on \
-    along Z has its turn among all that wait for the output. If it goes first the model has 114 %; \
-    how the chip chooses is not published. Paced by the gap there is room for all, the next row";
+const IN_TURN: &str = "a ring to which nodes offer more than it takes carries less, as what goes \
+    on along Z has its turn among all that wait for the output. If it goes first the model has \
+    114 %; how the chip chooses is not published. Paced by the gap there is room for all, the next \
+    row";
 
 /// Bases of rows that do not follow.
 const COUNTS: &str = "a product of nodes, links or interfaces, and the rate of a link";
@@ -344,7 +345,8 @@ mod tests {
 
     const PAGE: &str = include_str!("../../../../docs/src/reference/papers.md");
 
-    /// Each row is in the reference's table of numbers, with its value, and no other is named there.
+    /// Each row is in the reference's table of numbers, with its value, and no other is named
+    /// there.
     #[test]
     fn reference_lists_each_row() {
         for value in VALUES {

@@ -12,9 +12,9 @@ use tofu_spec::faults::FaultSpec;
 
 /// Lose, duplicate, reorder or damage packets of a running machine, or let a device misbehave
 ///
-/// Faults of links apply only to raw and system packets, which IP over Tofu uses, because real links
-/// send lost packets of commands again. Links of TNW do so themselves in this emulation, so there
-/// faults apply to all packets.
+/// Faults of links apply only to raw and system packets, which IP over Tofu uses, because real
+/// links send lost packets of commands again. Links of TNW do so themselves in this emulation, so
+/// there faults apply to all packets.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum FaultCommand {
     /// Set the faults from now on, such as loss=1%,reorder=2%,seed=7
