@@ -532,6 +532,12 @@ pub fn kill(pid: u64) {
     signal(pid, Signal::KILL);
 }
 
+/// Kills a process that may have ended.
+pub fn kill_if_there(pid: u64) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    let _ = kill_process(pid, Signal::KILL);
+}
+
 /// Sends SIGINT, as Ctrl-C does.
 #[track_caller]
 pub fn interrupt(pid: u64) {

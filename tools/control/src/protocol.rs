@@ -398,7 +398,7 @@ pub struct MachineInfo {
     /// Seconds since it was started.
     pub seconds: f64,
     /// The time of a machine in modelled time.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Box<TimeInfo>>,
     /// Its nodes that have a device, by number.
     pub nodes: Vec<NodeInfo>,

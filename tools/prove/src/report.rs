@@ -113,12 +113,17 @@ impl Report {
         for row in &mut self.rules {
             let Some(rule) = Rule::from_id(row.id) else { continue };
             let count = counts.get(rule);
+            // The end that has gone counts what the other one still asks of its memory.
+            let excused = match excuse {
+                _ if excuse.covers(rule) => count.broken,
+                Excuse::Taken if rule == Rule::StagEnabled => {
+                    count.broken.min(counts.get(Rule::RemoteMemory).broken)
+                }
+                _ => 0,
+            };
             row.kept += count.kept;
-            if excuse.covers(rule) {
-                row.excused += count.broken;
-            } else {
-                row.broken += count.broken;
-            }
+            row.excused += excused;
+            row.broken += count.broken - excused;
         }
     }
 

@@ -532,7 +532,14 @@ impl Stage<'_> {
 
     /// Finds what the driver has left on: in the devices, as the host sees them, and pinned pages.
     fn leftovers(&self, pinned: &[i64; 2], report: &mut Report) -> anyhow::Result<()> {
-        for (node, (now, before)) in NODES.into_iter().zip(self.pinned()?.iter().zip(pinned)) {
+        // Kernels sum the counts of their processors up once a second.
+        let mut now = self.pinned()?;
+        let until = Instant::now() + Duration::from_secs(5);
+        while now.iter().zip(pinned).any(|(now, before)| now > before) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(250));
+            now = self.pinned()?;
+        }
+        for (node, (now, before)) in NODES.into_iter().zip(now.iter().zip(pinned)) {
             if now > before {
                 report.left.push(format!("node {node}: {} pinned pages", now - before));
             }
