@@ -2,7 +2,7 @@
 //!
 //! libfabric loads it, calls `fi_prov_ini`, and gets tables of functions ([`ffi`]). Messages,
 //! credits and matching are in [`core`], which knows nothing of libfabric. The device is that of
-//! `libtofucom`, which is loaded at run time ([`tofucom`]): a program that calls uTofu as well
+//! `libtofucom`, which is loaded at run time (`tofucom`): a program that calls uTofu as well
 //! shares its device with its MPI library then.
 #![deny(unsafe_code)]
 

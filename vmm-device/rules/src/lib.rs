@@ -5,8 +5,8 @@
 //! instead: places that a driver passes only if it keeps all rules that name them. So a command
 //! that succeeds is counted once, not once for each rule.
 //!
-//! The manual's table is [`manual`]. Each rule is named at one place of the devices' code, which
-//! checks it; `cargo run -p tofu-modules --bin rules` finds that place and writes the page.
+//! The table of the manual comes from here. Each rule is named at one place of the devices' code,
+//! which checks it; `cargo run -p tofu-modules --bin rules` finds that place and writes the page.
 #![forbid(unsafe_code)]
 
 mod counts;
