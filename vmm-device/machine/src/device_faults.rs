@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use tofu_fabric::Ppm;
+use tofu_fabric::{Ppm, chance};
 use tofu_inspect::{Inspect, Visit};
 use tofu_sync::lock;
 
@@ -67,13 +67,12 @@ impl Injector {
         lock(&self.state).0
     }
 
-    /// The next random number (splitmix64).
+    /// The next random number.
     fn random(&self) -> u64 {
         let mut state = lock(&self.state);
-        state.1 = state.1.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state.1 ^ (state.1 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        let random = chance::mix(state.1);
+        state.1 = state.1.wrapping_add(chance::STEP);
+        random
     }
 
     /// Decides about a message.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tofu_abi::topology::NodeId;
+use tofu_fabric::chance;
 use tofu_machine::GuestPassed;
 use tofu_sync::lock;
 use tofu_timed::Turn;
@@ -25,8 +26,6 @@ const LONGEST_STEP: u64 = 100_000;
 const LONGEST_SLEEP: u64 = 1_000_000_000;
 /// Guests begin at most so much later than the first, with a seed, in picoseconds.
 const LONGEST_DELAY: u64 = 1_000_000;
-/// The increment of SplitMix64's state.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The most vectors that one answer has.
 const MOST_VECTORS: usize = 64;
 
@@ -330,11 +329,7 @@ impl Paces {
     /// The delay with which a node's guest begins after the first, in picoseconds.
     fn delay(&self, node: NodeId) -> u64 {
         let Some(seed) = self.seed else { return 0 };
-        // The finaliser of SplitMix64, a public mixing function.
-        let mut mixed = (u64::from(seed) << 32 | u64::from(node.0)).wrapping_add(GOLDEN);
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % LONGEST_DELAY
+        chance::mix(u64::from(seed) << 32 | u64::from(node.0)) % LONGEST_DELAY
     }
 
     /// True if there are no interrupts for a node's guest.
