@@ -155,8 +155,7 @@ impl TimedMachine {
     /// Ends the time of all guests.
     pub(crate) fn stop(&self) {
         for pace in &self.network.guests {
-            pace.turn.stop();
-            pace.hang_up();
+            pace.stop();
         }
     }
 }

@@ -211,6 +211,22 @@ mod tests {
     }
 
     #[test]
+    fn node_whose_plugin_takes_no_answer_may_begin_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let nodes = serve(folder.path(), TimePlan::default());
+        let [first, second] = nodes.sockets() else { panic!("two nodes") };
+        let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+        assert_eq!((a.begin(), b.begin()), (Some(100_000), Some(100_000)));
+        b.say(AT, 0, 2000);
+        assert!(b.waits());
+        b.0.shutdown(std::net::Shutdown::Read).unwrap();
+        assert_eq!(a.at(3000), Some(103_000));
+        let mut b = Plugin::connect(second);
+        b.0.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(b.begin(), Some(100_000));
+    }
+
+    #[test]
     fn seeds_are_interleavings() {
         let first_is_second = |seed| {
             let folder = tempfile::tempdir().unwrap();

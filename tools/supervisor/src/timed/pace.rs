@@ -38,8 +38,8 @@ pub(super) type Pending = Arc<Vec<Mutex<Vec<u16>>>>;
 
 /// The machine's side of all paces.
 ///
-/// Each plugin has a thread that reads its messages. None of them waits for a turn: the
-/// one that finds that a guest has the turn that it asked for answers its plugin.
+/// Each plugin has a thread that reads its messages. None of them waits for a turn: the one that
+/// finds that a guest has the turn that it asked for answers its plugin.
 pub(super) struct Paces {
     /// The guests that have begun, by the numbers of their turns.
     pub(super) guests: Mutex<Vec<Option<Guest>>>,
@@ -80,6 +80,14 @@ struct Line {
     stopped: bool,
 }
 
+impl Line {
+    fn hang_up(&self) {
+        if let Some(plugin) = &self.plugin {
+            let _ = plugin.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
 impl Pace {
     pub(super) fn new(node: NodeId, turn: Turn) -> Self {
         let (begun, line, spent) = (Mutex::new(false), Mutex::default(), Mutex::default());
@@ -100,13 +108,17 @@ impl Pace {
         Ok(!line.stopped)
     }
 
-    /// Hangs up on the plugin, and on later ones.
-    pub(super) fn hang_up(&self) {
+    /// Hangs up on the plugin. Another one may connect later.
+    fn hang_up(&self) {
+        lock(&self.line).hang_up();
+    }
+
+    /// Ends its time: hangs up on the plugin, and on later ones.
+    pub(super) fn stop(&self) {
+        self.turn.stop();
         let mut line = lock(&self.line);
         line.stopped = true;
-        if let Some(plugin) = &line.plugin {
-            let _ = plugin.shutdown(std::net::Shutdown::Both);
-        }
+        line.hang_up();
     }
 
     /// True if the machine has ended.
