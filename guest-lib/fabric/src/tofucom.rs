@@ -52,6 +52,7 @@ struct Notice {
     reserved: [u64; 2],
 }
 
+/// A Put or a Get. Its third argument is the local memory; of a piggyback Put, the data.
 type Move = unsafe extern "C" fn(usize, u64, u64, u64, usize, u64, c_ulong, *mut c_void) -> c_int;
 
 /// The functions that are used.
@@ -67,8 +68,7 @@ struct Api {
     dereg_mem: unsafe extern "C" fn(usize, u64, c_ulong) -> c_int,
     put: Move,
     get: Move,
-    put_piggyback8:
-        unsafe extern "C" fn(usize, u64, u64, u64, usize, u64, c_ulong, *mut c_void) -> c_int,
+    put_piggyback8: Move,
     poll_mrq: unsafe extern "C" fn(usize, c_ulong, *mut Notice) -> c_int,
     wait: unsafe extern "C" fn(usize, i64) -> c_int,
 }

@@ -94,15 +94,10 @@ fn start_send(shared: &Shared, operation: Operation) -> isize {
     let Operation { memory, address, tag, data, context, flags } = operation;
     let Some(to) = shared.address(address) else { return abi::INVALID as isize };
     let wanted = shared.wants_send(flags);
-    let data = (flags & abi::REMOTE_CQ_DATA != 0).then_some(data);
     // Such a message is copied at once.
     let copied = flags & abi::INJECT != 0 && memory.len() <= MOST_INJECTED;
     let context = (!copied || wanted).then_some(context);
-    let (tagged, tag) = (tag.is_some(), tag.map_or(0, |tag| tag.0));
-    let send = Send { to, memory, tagged, tag, data, context, wanted };
-    // Not every program makes progress before it tries again.
-    let sent = shared.with(|core| core.send(send).inspect_err(|_| core.progress()));
-    sent.map_or(abi::AGAIN, |()| 0)
+    post(shared, (to, memory, tag), (flags, data), context, wanted)
 }
 
 /// Sends a message whose memory is the program's again at once, and whose end is not reported.
@@ -112,9 +107,21 @@ fn start_inject(shared: &Shared, operation: Operation) -> isize {
         return abi::INVALID as isize;
     }
     let Some(to) = shared.address(address) else { return abi::INVALID as isize };
+    post(shared, (to, memory, tag), (flags, data), None, false)
+}
+
+/// Gives a message to the core. Its end is reported for `context`, if there is one.
+fn post(
+    shared: &Shared,
+    (to, memory, tag): (Address, ProgramMemory, Tag),
+    (flags, data): (u64, u64),
+    context: Option<usize>,
+    wanted: bool,
+) -> isize {
     let data = (flags & abi::REMOTE_CQ_DATA != 0).then_some(data);
     let (tagged, tag) = (tag.is_some(), tag.map_or(0, |tag| tag.0));
-    let send = Send { to, memory, tagged, tag, data, context: None, wanted: false };
+    let send = Send { to, memory, tagged, tag, data, context, wanted };
+    // Not every program makes progress before it tries again.
     let sent = shared.with(|core| core.send(send).inspect_err(|_| core.progress()));
     sent.map_or(abi::AGAIN, |()| 0)
 }
