@@ -358,6 +358,12 @@ pub(crate) struct BootArgs {
 }
 
 impl ClockArgs {
+    /// A specification with what these options ask for.
+    pub(crate) fn over(&self, spec: MachineSpec) -> MachineSpec {
+        let Self { clock: time, ns_per_instruction, quantum, seed } = *self;
+        MachineSpec { time, ns_per_instruction, quantum, seed, ..spec }
+    }
+
     /// The clock of a machine that is started for a job.
     pub(crate) const fn job(&self) -> JobTime {
         let Self { clock, ns_per_instruction, quantum, seed } = *self;
@@ -395,10 +401,6 @@ impl MachineArgs {
         let options = MachineSpec {
             generation: self.generation,
             links: self.links,
-            time: self.time.clock,
-            quantum: self.time.quantum,
-            ns_per_instruction: self.time.ns_per_instruction,
-            seed: self.time.seed,
             fail_with_guest: self.fail_with_guest.then_some(true),
             guest: self.guest.as_deref().map(GuestName::named).transpose()?,
             memory: self.memory,
@@ -436,7 +438,7 @@ impl MachineArgs {
             no_sandbox: sandbox.off.then_some(true),
             ..MachineSpec::default()
         };
-        Ok(shape.over_file(options)?)
+        Ok(shape.over_file(self.time.over(options))?)
     }
 }
 

@@ -105,14 +105,10 @@ impl ServeArgs {
             engines: self.engines,
             metrics: self.metrics,
             name: self.name.clone(),
-            time: self.time.clock,
-            quantum: self.time.quantum,
-            ns_per_instruction: self.time.ns_per_instruction,
-            seed: self.time.seed,
             no_sandbox: self.sandbox.off.then_some(true),
             ..MachineSpec::default()
         };
-        let plan = Plan::served(&self.shape.over_file(options)?)?;
+        let plan = Plan::served(&self.shape.over_file(self.time.over(options))?)?;
         let shape = plan.network.shape;
         if shape.nodes() > MOST {
             bail!("the shape {shape} has {} nodes; at most {MOST} can be served", shape.nodes());
@@ -125,10 +121,14 @@ impl ServeArgs {
     }
 
     /// The way of serving the plan in modelled time, if it keeps that.
-    fn modelled(&self, plan: &Plan) -> Option<How> {
-        let (time, generation) = plan.modelled.zip(plan.interconnect.tofu())?;
+    fn modelled(&self, plan: &Plan) -> anyhow::Result<Option<How>> {
+        let Some((time, generation)) = plan.modelled.zip(plan.interconnect.tofu()) else {
+            return Ok(None);
+        };
         let (backing, json) = (self.backing(), self.json);
-        Some(How { generation, shape: plan.network.shape, backing, time, json })
+        // Without it, the devices are of no use.
+        let plugin = timekeeper::plugin()?;
+        Ok(Some(How { generation, shape: plan.network.shape, backing, time, plugin, json }))
     }
 
     /// The folder for the sockets, if it is not the machine's own. A client may be started from
@@ -150,11 +150,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let (sender, events) = event::events();
     let _signals = sender.forward_signals()?;
     let folders: Vec<&Path> = own_folder.as_deref().into_iter().collect();
-    let modelled = args.modelled(&plan);
-    if modelled.is_some() {
-        // Without it, the devices are of no use.
-        timekeeper::plugin()?;
-    }
+    let modelled = args.modelled(&plan)?;
     let mut session = Session::start(&plan, Rights::Programs(&folders), sender.clone(), None)?;
     if let Some(how) = modelled {
         let folder = own_folder.as_deref().unwrap_or(session.dir.path()).to_owned();

@@ -1,7 +1,7 @@
 //! `tofu serve --time modelled`: devices for guests that QEMU keeps in modelled time.
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use tofu_abi::Generation;
@@ -23,6 +23,8 @@ pub(super) struct How {
     pub(super) backing: Backing,
     /// The settings of its time.
     pub(super) time: TimePlan,
+    /// QEMU's plugin.
+    pub(super) plugin: PathBuf,
     /// True if one JSON object is printed.
     pub(super) json: bool,
 }
@@ -54,8 +56,8 @@ pub(super) fn run(
 }
 
 fn print(how: &How, session: &Session, sockets: &[Sockets]) -> anyhow::Result<()> {
-    let How { generation, shape, time, .. } = *how;
-    let (mut out, plugin, name) = (io::stdout().lock(), timekeeper::plugin()?, session.dir.name());
+    let How { generation, shape, time, ref plugin, .. } = *how;
+    let (mut out, name) = (io::stdout().lock(), session.dir.name());
     if how.json {
         let nodes = sockets.iter().map(
             |(at, device, pace)| json!({ "node": at.to_array(), "socket": device, "pace": pace }),
