@@ -314,8 +314,10 @@ fn modelled(
 fn check_modelled(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanError> {
     let any = |of: fn(&Role) -> bool| nodes.iter().any(|node| of(&node.role));
     let several = |role: &Role| matches!(role, Role::Linux(linux) if linux.cpus.0 > 1);
+    if any(|role| matches!(role, Role::Bare(_))) {
+        return Err(PlanError::ModelledGuests);
+    }
     let lacks = [
-        (any(|role| matches!(role, Role::Bare(_))), "small guests; add --linux"),
         (any(|role| matches!(role, Role::Gateway)), "a gateway"),
         (any(|role| role.arch() == Some(Arch::Arm64)), "nodes for arm64"),
         (any_netbooted(nodes, None), "nodes that boot over the torus (--boot tofu)"),

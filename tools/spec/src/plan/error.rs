@@ -61,6 +61,8 @@ pub enum PlanError {
     NeedsModelled(String),
     #[error("a machine in modelled time cannot have {0} so far")]
     Modelled(&'static str),
+    #[error("a machine in modelled time cannot have small guests; add --linux")]
+    ModelledGuests,
     #[error("a machine in modelled time has at most {most} nodes, and this shape has {nodes}")]
     ModelledNodes { nodes: u32, most: u32 },
     #[error("a machine of TNW cannot have {0}")]
