@@ -177,36 +177,38 @@ static void others_can_work(void)
 	CHECK(left > total / 5, "%ld of %ld kB are left", left, total);
 }
 
-/* Many processes at once register what only one of them may have. */
+/* Many processes at once register what only one of them may have, and keep it until all tried. */
 static long race(void)
 {
 	enum { PROCESSES = 12 };
-	int start[2], done = 0;
+	int ready[2], start[2], said[2], end[2], done = 0;
 	char byte;
 
-	if (pipe(start))
+	if (pipe(ready) || pipe(start) || pipe(said) || pipe(end))
 		die("pipe");
-	for (int i = 0; i < PROCESSES; i++) {
-		pid_t pid = fork();
-
-		if (!pid) {
+	for (int i = 0; i < PROCESSES; i++)
+		if (!fork()) {
 			int fd = try_queue(i % generation().tnis, i / generation().tnis, 0);
 			void *p = memory(16 * MIB);
 
-			close(start[1]);
+			close(start[1]), close(end[1]);
+			(void)!write(ready[1], "x", 1);
 			(void)!read(start[0], &byte, 1);
-			int result = fd < 0 || add(fd, p, 16 * MIB);
-
-			usleep(500000);
-			_exit(result != 0);
+			byte = fd >= 0 && !add(fd, p, 16 * MIB);
+			(void)!write(said[1], &byte, 1);
+			(void)!read(end[0], &byte, 1);
+			_exit(0);
 		}
-	}
-	usleep(300000);
+	/* A child that has ended without a word is no reader to wait for for ever. */
+	close(ready[1]), close(said[1]);
+	for (int i = 0; i < PROCESSES && read(ready[0], &byte, 1) == 1; i++)
+		;
 	close(start[1]);
-	for (int i = 0, status; i < PROCESSES; i++) {
-		wait(&status);
-		done += WIFEXITED(status) && !WEXITSTATUS(status);
-	}
+	for (int i = 0; i < PROCESSES && read(said[0], &byte, 1) == 1; i++)
+		done += byte;
+	close(end[1]);
+	while (wait(NULL) > 0)
+		;
 	return done;
 }
 
