@@ -148,15 +148,21 @@ impl EventEngine {
     /// The least time from a doorbell of a node to an effect at another. A command takes its time
     /// in the interface first, and only the signals of gates do not.
     pub fn doorbell_lookahead(&self, node: NodeId) -> Ps {
+        self.lookahead() + self.issue_ps(node)
+    }
+
+    /// The least time from a doorbell of a node to its first packet in the network.
+    fn issue_ps(&self, node: NodeId) -> Ps {
         let signals = self.channels.get(node.index()).is_none_or(|used| used.load(SeqCst) > 0);
-        self.lookahead() + if signals { 0 } else { self.timing.issue_ps }
+        if signals { 0 } else { self.timing.issue_ps }
     }
 
     /// The earliest time at which anything may happen to a node: neither its memory nor its
     /// registers change before, and it sends no interrupt. `None` if that takes another doorbell
     /// first.
     pub fn next(&self, node: NodeId) -> Option<Ps> {
-        self.state().next_of(node)
+        let hop = self.lookahead();
+        self.state().next_of(node, |from| hop + self.issue_ps(from))
     }
 
     /// Executes all events up to and including `until`, which is then the time. A time that has

@@ -41,6 +41,8 @@ pub(crate) struct InFlight {
     pub(crate) lost: Option<Loss>,
     /// The time for which its interface sends no other TLP of this kind after each of its TLPs.
     gap: Ps,
+    /// Before when it cannot be at its target.
+    earliest: Ps,
 }
 
 /// A packet whose TLPs an interface is sending.
@@ -147,19 +149,40 @@ impl State {
     }
 
     /// Before when nothing that is in flight can have an effect at a node; `None` if nothing ever
-    /// will. What happens elsewhere needs a hop to get there, but a frame in the network may be at
-    /// its last.
-    pub(crate) fn next_of(&mut self, node: NodeId) -> Option<Ps> {
+    /// will. `reaction` is the least time from a doorbell of a node to an effect at another.
+    ///
+    /// What happens elsewhere needs a hop to get there. A packet is at its target no earlier than
+    /// its hops take, and no earlier than the network's next event. Its source sees that TLPs have
+    /// left only if it has more of a request to send. No packet is lost, as all links are up.
+    pub(crate) fn next_of(&mut self, node: NodeId, reaction: impl Fn(NodeId) -> Ps) -> Option<Ps> {
         let hop = self.network.parameters().hop_ps();
-        let (mut own, mut other) = (None, None);
+        let network = self.network.next_event();
+        let mut best = network.filter(|_| {
+            let first = node.index() * TNIS;
+            let own = self.interfaces.iter().skip(first).take(TNIS);
+            own.into_iter().any(|interface| !interface.jobs[0].is_empty())
+        });
+        let sooner = |best: Option<Ps>, at: Ps| Some(best.map_or(at, |best| best.min(at)));
         for ((at, _), due) in &self.due {
-            if self.concerns(due, node) {
-                own = Some(*at);
+            if best.is_some_and(|best| best <= *at) {
                 break;
             }
-            other.get_or_insert(at.saturating_add(hop));
+            let away = match due {
+                _ if self.concerns(due, node) => 0,
+                Due::Doorbell(from, ..) => reaction(*from),
+                Due::Room(interface) => reaction(NodeId((interface / TNIS) as u32)),
+                Due::Arrive(_) | Due::Expire(_) => hop,
+            };
+            best = sooner(best, at.saturating_add(away));
         }
-        [own, other, self.network.next_event()].into_iter().flatten().min()
+        // Those of which all TLPs have arrived are among what is due.
+        let flying = self.packets.iter().flatten();
+        for flight in flying.filter(|flight| flight.arrived < flight.packet.tlps.max(1)) {
+            let there = flight.earliest.max(network.unwrap_or(0));
+            let target = self.network.shape().node_id(flight.packet.dst) == Some(node);
+            best = sooner(best, if target { there } else { there.saturating_add(hop) });
+        }
+        best
     }
 
     /// Returns true if an event has an effect at a node itself.
@@ -311,7 +334,14 @@ impl State {
         };
         let lane = lane(packet.class);
         let sizes = packet.tlp_sizes();
-        let packet = self.insert(InFlight { packet, sizes, arrived: 0, lost: None, gap });
+        let target = self.network.shape().node_id(packet.dst).map(|_| packet.dst);
+        let hops = target.map_or(0, |dst| self.network.shape().distance(packet.src, dst));
+        let hops = Ps::from(hops);
+        let earliest = ready_at
+            .saturating_add(hops * self.network.parameters().hop_ps())
+            .saturating_add(self.timing.deliver(&packet.body));
+        let flight = InFlight { packet, sizes, arrived: 0, lost: None, gap, earliest };
+        let packet = self.insert(flight);
         let unit = &mut self.interfaces[interface];
         unit.jobs[lane].push_back(Job { packet, ready_at, sent: 0 });
         if begins {

@@ -79,7 +79,7 @@ fn doorbells_ring_at_their_times() {
     let now = engine.now();
     engine.doorbell(NODES[1], TNI, bell, now + 5000);
     engine.doorbell(NodeId(2), TNI, bell, now + 1000);
-    let elsewhere = now + 5000 + engine.lookahead();
+    let elsewhere = now + 5000 + engine.doorbell_lookahead(NODES[1]);
     assert_eq!(NODES.map(|node| engine.next(node)), [Some(elsewhere), Some(now + 5000)]);
     engine.run_until(now + 4999);
     assert_eq!((engine.now(), engine.next(NODES[1])), (now + 4999, Some(now + 5000)));
