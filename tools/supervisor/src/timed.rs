@@ -17,6 +17,8 @@ use tofu_abi::{Coords, Generation};
 use tofu_fabric::Fabric;
 use tofu_machine::{AnyNetwork, Interconnect};
 use tofu_netmodel::Arbiter;
+use tofu_pace::LONGEST_STEP;
+use tofu_pace::pages::Pages;
 use tofu_sandbox::Role;
 use tofu_spec::plan::TimePlan;
 use tofu_sync::lock;
@@ -25,7 +27,7 @@ use tofu_vfio_user::{Backing, ClientMemory, Limits, Server};
 
 use crate::confine::Confinement;
 use crate::timed::network::TimedNetwork;
-use crate::timed::pace::{Pace, Paces, Pending};
+use crate::timed::pace::{Between, Pace, Paces, Pending};
 
 /// A machine in modelled time.
 pub struct TimedMachine {
@@ -69,20 +71,28 @@ impl TimedMachine {
             .iter()
             .map(|id| Ok(Arc::new(Function::new(&engine, *id)?.context("a node of the machine")?)));
         let functions = functions.collect::<anyhow::Result<_>>()?;
-        let turns = guests.iter().zip(Turns::start(&engine, guests));
+        let instruction = time.instruction.ps();
+        let quantum = time.quantum.map_or(0, |quantum| quantum.0.saturating_mul(1000));
+        let pages = Pages::new(guests.len(), instruction, quantum);
+        let pages = pages.context("the pages of the guests")?;
+        let between = Arc::new(Between(pages, LONGEST_STEP.saturating_mul(instruction)));
+        let turns = Turns::start_away(&engine, guests, Arc::clone(&between) as _);
+        let turns = guests.iter().zip(turns);
         let network = TimedNetwork {
             interconnect: Interconnect::Tofu(generation),
             fabric: Arc::new(Fabric::new(shape)),
             functions,
             engine,
             guests: turns.map(|(node, turn)| Arc::new(Pace::new(*node, turn))).collect(),
-            instruction: time.instruction.ps(),
+            between: Arc::clone(&between),
+            instruction,
         };
         let paces = Paces {
             guests: Mutex::new(guests.iter().map(|_| None).collect()),
             pending,
-            quantum: time.quantum.map_or(0, |quantum| quantum.0.saturating_mul(1000)),
-            instruction: time.instruction.ps(),
+            between,
+            quantum,
+            instruction,
             seed: time.seed,
         };
         Ok(Arc::new(Self { network: Arc::new(network), memories, paces }))

@@ -1,28 +1,22 @@
 //! The connection to the machine: where the guest is in time, and how far it may run.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 
-/// Version of the protocol.
-const VERSION: u32 = 2;
-/// Kinds of messages.
-const BEGIN: u32 = 1;
-const AT: u32 = 2;
-const ASLEEP: u32 = 3;
-const ACCESS: u32 = 4;
-/// The most vectors of an answer that are believed.
-const MOST_VECTORS: u32 = 4096;
-
-/// The machine's answer.
-pub(crate) struct Go {
-    /// The time until which the guest may run, in nanoseconds.
-    pub(crate) until_ns: u64,
-    /// Vectors of the device that have fired.
-    pub(crate) vectors: Vec<u32>,
-}
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use tofu_pace::VERSION;
+use tofu_pace::message::{ACCESS, ASLEEP, AT, BEGIN, Go, Message, PASSED};
+use tofu_pace::pages::{Next, Page};
 
 /// A connection to the machine.
-pub(crate) struct Pace(UnixStream);
+pub(crate) struct Pace {
+    machine: UnixStream,
+    /// What it shares with the other guests, once it has begun.
+    page: Option<Page>,
+    /// True if the next step needs an answer, as something may have happened meanwhile.
+    asks: bool,
+}
 
 impl Pace {
     /// Connects to the socket of a node's pace.
@@ -31,12 +25,12 @@ impl Pace {
     ///
     /// If nothing serves it.
     pub(crate) fn connect(path: &str) -> io::Result<Self> {
-        UnixStream::connect(path).map(Self)
+        UnixStream::connect(path).map(Self::on)
     }
 
     /// By a connection that is there.
-    pub(crate) const fn on(socket: UnixStream) -> Self {
-        Self(socket)
+    pub(crate) const fn on(machine: UnixStream) -> Self {
+        Self { machine, page: None, asks: false }
     }
 
     /// Begins. Waits until the guests of all nodes have.
@@ -45,16 +39,20 @@ impl Pace {
     ///
     /// If the machine ends, or speaks another version.
     pub(crate) fn begin(&mut self) -> io::Result<Go> {
-        self.tell([BEGIN, VERSION], [0, 0])
+        self.say([BEGIN, VERSION], [0, 0])?;
+        let (go, files) = Go::receive(&self.machine)?;
+        self.page = Some(Page::map(go.guest as usize, files)?);
+        Ok(go)
     }
 
-    /// Tells where the guest is, and waits until the machine has got there.
+    /// Tells where the guest is after an access to the device, or where something happens at its
+    /// node. Waits until the machine has got there.
     ///
     /// # Errors
     ///
     /// If the machine ends.
     pub(crate) fn at(&mut self, ns: u64) -> io::Result<Go> {
-        self.tell([AT, 0], [ns, 0])
+        self.ask(AT, [ns, 0])
     }
 
     /// The same before an access to the device. The machine waits for the next message, which says
@@ -64,7 +62,8 @@ impl Pace {
     ///
     /// If the machine ends.
     pub(crate) fn access(&mut self, ns: u64) -> io::Result<Go> {
-        self.tell([ACCESS, 0], [ns, 0])
+        self.reach(ns)?;
+        self.ask(ACCESS, [ns, 0])
     }
 
     /// The same of a guest that sleeps until a time, if nothing happens at its node before.
@@ -73,24 +72,52 @@ impl Pace {
     ///
     /// If the machine ends.
     pub(crate) fn asleep(&mut self, ns: u64, until_ns: u64) -> io::Result<Go> {
-        self.tell([ASLEEP, 0], [ns, until_ns])
+        self.reach(ns)?;
+        self.asks = true;
+        self.ask(ASLEEP, [ns, until_ns])
     }
 
-    fn tell(&mut self, [kind, version]: [u32; 2], [ns, until_ns]: [u64; 2]) -> io::Result<Go> {
-        let head = [kind.to_le_bytes(), version.to_le_bytes()].concat();
-        let times = [ns.to_le_bytes(), until_ns.to_le_bytes()].concat();
-        self.0.write_all(&[head, times].concat())?;
-        let mut message = [0; 16];
-        self.0.read_exact(&mut message)?;
-        let word =
-            |at: usize| message[at..at + 4].iter().rev().fold(0, |n, &b| n << 8 | u32::from(b));
-        let count = word(8);
-        if count > MOST_VECTORS {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{count} vectors")));
+    /// The same of a guest that has got as far as it might. The machine is not asked if nothing
+    /// happens at its node.
+    ///
+    /// # Errors
+    ///
+    /// If the machine ends.
+    pub(crate) fn step(&mut self, ns: u64) -> io::Result<Go> {
+        let asks = std::mem::replace(&mut self.asks, false);
+        self.reach(ns)?;
+        if let Some(page) = self.page.as_ref().filter(|_| !asks)
+            && let Next::Run(until_ns) = page.next(ns, || self.is_there())?
+        {
+            return Ok(Go { until_ns, guest: 0, vectors: Vec::new() });
         }
-        let mut bytes = vec![0; count as usize * 4];
-        self.0.read_exact(&mut bytes)?;
-        let vectors = bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        Ok(Go { until_ns: u64::from(word(4)) << 32 | u64::from(word(0)), vectors })
+        self.at(ns)
+    }
+
+    /// Says to the other guests where this one is. It has done nothing since it asked last.
+    fn reach(&mut self, ns: u64) -> io::Result<()> {
+        match self.page.as_mut().is_some_and(|page| page.reach(ns)) {
+            true => self.say([PASSED, 0], [ns, 0]),
+            false => Ok(()),
+        }
+    }
+
+    /// An error if the machine has gone.
+    fn is_there(&self) -> io::Result<()> {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match recv(&self.machine, &mut [0u8; 1], flags) {
+            Ok((_, 0)) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn say(&self, [kind, version]: [u32; 2], [at_ns, until_ns]: [u64; 2]) -> io::Result<()> {
+        Message { kind, version, at_ns, until_ns }.send(&self.machine)
+    }
+
+    fn ask(&self, kind: u32, times: [u64; 2]) -> io::Result<Go> {
+        self.say([kind, 0], times)?;
+        Ok(Go::receive(&self.machine)?.0)
     }
 }

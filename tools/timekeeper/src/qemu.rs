@@ -8,7 +8,9 @@ use std::process;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::pace::{Go, Pace};
+use tofu_pace::message::Go;
+
+use crate::pace::Pace;
 
 /// Version of the plugin API that this was tried with: that of QEMU 11.1.
 #[unsafe(no_mangle)]
@@ -118,7 +120,7 @@ impl Plugin {
             if state.device != 0 {
                 // SAFETY: an object of this type begins with its PCI device. The big lock is held
                 // in timers and in accesses to devices, which is all that this is called from.
-                unsafe { (self.msix_notify)(state.device as *mut c_void, vector) };
+                unsafe { (self.msix_notify)(state.device as *mut c_void, vector.into()) };
             }
         }
         go.until_ns
@@ -151,11 +153,12 @@ unsafe extern "C" fn tick(_: *mut c_void) {
     let plugin = plugin();
     // SAFETY: QEMU's functions; the big lock is held, as in all timers.
     let (idle, next) = unsafe { ((plugin.idle)(), (plugin.deadline)(CLOCK_VIRTUAL, ALL_TIMERS)) };
-    if !idle || next == 0 {
-        return plugin.meet();
-    }
     let mut state = plugin.state();
     let now = plugin.now();
+    if !idle || next == 0 {
+        let go = state.pace.step(now);
+        return plugin.obey(&mut state, go);
+    }
     // Without a timer there is no next time, which is negative.
     let until = u64::try_from(next).map_or(u64::MAX, |next| now.saturating_add(next));
     let go = state.pace.asleep(now, until);

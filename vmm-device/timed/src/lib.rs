@@ -20,4 +20,4 @@ mod turns;
 
 pub use engine::{EventEngine, Interrupt};
 pub use function::Function;
-pub use turns::{Lateness, Stuck, Turn, Turns};
+pub use turns::{Away, Lateness, Outlook, Stuck, Turn, Turns};

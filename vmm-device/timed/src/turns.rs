@@ -107,6 +107,38 @@ impl Lateness {
     }
 }
 
+/// What is to come for a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outlook {
+    /// Nothing happens at its node by itself before this time.
+    pub limit: Ps,
+    /// The least time from a doorbell of its node to an effect at another. Before its node has begun
+    /// to use its device, [how far](Away::apart) it may be behind.
+    pub ahead: Ps,
+    /// It has no effect on others before this time.
+    pub acts: Ps,
+}
+
+/// Programs that are away, and keep each other's pace without the machine.
+///
+/// One that is away may run until the least of its own `limit` and, of all others, the later one of
+/// `acts` and `reached + ahead`.
+pub trait Away: Send + Sync {
+    /// The time that a program has reached since it left. Nothing that it does with the machine is
+    /// before that.
+    fn reached(&self, program: usize) -> Ps;
+
+    /// Has programs that get to a time [say so](Turn::heard) from now on.
+    fn report_at(&self, at: Ps);
+
+    /// How far programs may be apart before they use their devices, as that may not keep them from
+    /// long steps.
+    fn apart(&self) -> Ps;
+
+    /// Tells what is to come for all programs, in their order.
+    fn tell(&self, outlooks: &[Outlook]);
+}
+
 /// The order of programs.
 ///
 /// Exactly one of them has the turn at a time, between two calls of its [`Turn`], and no time
@@ -119,6 +151,7 @@ pub struct Turns {
     state: Mutex<State>,
     /// One for each program.
     woken: Vec<Condvar>,
+    away: Option<Arc<dyn Away>>,
 }
 
 impl fmt::Debug for Turns {
@@ -138,6 +171,23 @@ impl Turns {
     /// Makes the turns of programs on these nodes, which all begin now. Programs that are at the
     /// same time take turns in this order.
     pub fn start(engine: &Arc<EventEngine>, nodes: &[NodeId]) -> Vec<Turn> {
+        Self::begin(engine, nodes, None)
+    }
+
+    /// The same of programs that keep each other's pace while they are away.
+    pub fn start_away(
+        engine: &Arc<EventEngine>,
+        nodes: &[NodeId],
+        away: Arc<dyn Away>,
+    ) -> Vec<Turn> {
+        Self::begin(engine, nodes, Some(away))
+    }
+
+    fn begin(
+        engine: &Arc<EventEngine>,
+        nodes: &[NodeId],
+        away: Option<Arc<dyn Away>>,
+    ) -> Vec<Turn> {
         let at = engine.now();
         let programs: Vec<_> = nodes
             .iter()
@@ -145,17 +195,24 @@ impl Turns {
             .collect();
         let woken = programs.iter().map(|_| Condvar::new()).collect();
         let state = Mutex::new(State { programs, stuck: None, late: Lateness::default() });
-        let turns = Arc::new(Self { engine: Arc::clone(engine), state, woken });
+        let turns = Arc::new(Self { engine: Arc::clone(engine), state, woken, away });
         turns.pass(&mut lock(&turns.state));
         (0..nodes.len()).map(|program| Turn { turns: Arc::clone(&turns), program }).collect()
     }
 
     /// Runs the machine until the next turn, and gives that to its program.
     fn pass(&self, state: &mut State) {
-        if state.programs.iter().any(|program| program.wish == Wish::Runs) {
-            return;
+        if !state.programs.iter().any(|program| program.wish == Wish::Runs) {
+            self.pass_on(state);
         }
+        if let Some(away) = &self.away {
+            away.tell(&self.outlooks(state));
+        }
+    }
+
+    fn pass_on(&self, state: &mut State) {
         let next = loop {
+            self.hear(state);
             let times = state.programs.iter().map(Program::next);
             let next = times.zip(0..).filter_map(|(at, program)| Some((at?, program))).min();
             let limit = next.map_or(Ps::MAX, |(at, _)| at);
@@ -182,6 +239,52 @@ impl Turns {
                 }
             }
         }
+    }
+
+    /// Learns where programs that are away have got to. Those that have not got past the time for
+    /// which another one waits will say when they have.
+    fn hear(&self, state: &mut State) {
+        let Some(away) = &self.away else { return };
+        let waits = |program: &Program| match program.wish {
+            Wish::Turn => program.next(),
+            Wish::Event { .. } => {
+                [program.next(), self.engine.next(program.node)].into_iter().flatten().min()
+            }
+            Wish::Away { .. } | Wish::Runs | Wish::Ended => None,
+        };
+        let awaited = state.programs.iter().filter_map(waits).min();
+        away.report_at(awaited.map_or(Ps::MAX, |at| at.saturating_add(1)));
+        for (program, number) in state.programs.iter_mut().zip(0..) {
+            if let Wish::Away { least, .. } = &mut program.wish {
+                *least = away.reached(number).max(*least);
+            }
+        }
+    }
+
+    /// What is to come for all programs.
+    fn outlooks(&self, state: &State) -> Vec<Outlook> {
+        let outlook = |program: &Program| {
+            let next = self.engine.next(program.node);
+            let acts = match program.wish {
+                Wish::Ended => None,
+                Wish::Runs => Some(program.at),
+                // What wakes it is in flight.
+                Wish::Event { .. } => [program.next(), next].into_iter().flatten().min(),
+                Wish::Turn | Wish::Away { .. } => program.next(),
+            };
+            let ahead = match self.engine.is_active(program.node) {
+                true => self.engine.doorbell_lookahead(program.node),
+                false => self.away.as_ref().map_or(Ps::MAX, |away| away.apart()),
+            };
+            let acts = acts.map_or(Ps::MAX, |at| at.saturating_add(ahead));
+            // One at whose node something has happened within its step must ask at the end of that.
+            let happened = match program.wish {
+                Wish::Away { happened, .. } => happened,
+                _ => None,
+            };
+            Outlook { limit: happened.or(next).unwrap_or(Ps::MAX), ahead, acts }
+        };
+        state.programs.iter().map(outlook).collect()
     }
 
     /// Notes at which programs' nodes the last event has happened.
@@ -310,23 +413,18 @@ impl Turn {
     /// Others' later doings count only from `quantum` on. If that is more than the
     /// [lookahead](EventEngine::lookahead), their doings may come [late](Turn::lateness).
     pub fn horizon(&self, quantum: Ps) -> Ps {
-        let state = lock(&self.turns.state);
-        let engine = &self.turns.engine;
-        let Program { node, at, .. } = state.programs[self.program];
-        let own = engine.next(node);
-        let others = state.programs.iter().zip(0..).filter(|(_, other)| *other != self.program);
-        // Another program can act at its next turn. If it sleeps, what wakes it is in flight. While
-        // its node has not begun to use its device, it may not keep the others from long steps.
-        let others = others.filter_map(|(other, _)| match other.wish {
-            Wish::Ended => None,
-            _ if !engine.is_active(other.node) => None,
-            _ => {
-                let acts = [other.next(), engine.next(other.node)].into_iter().flatten().min()?;
-                Some(acts.saturating_add(engine.doorbell_lookahead(other.node)))
-            }
-        });
-        let acts = others.min().map(|acts| acts.max(at.saturating_add(quantum)));
-        [own, acts].into_iter().flatten().min().unwrap_or(Ps::MAX)
+        let mut state = lock(&self.turns.state);
+        self.turns.hear(&mut state);
+        let outlooks = self.turns.outlooks(&state);
+        let others = outlooks.iter().enumerate().filter(|(other, _)| *other != self.program);
+        let acts = others.map(|(_, outlook)| outlook.acts).min().unwrap_or(Ps::MAX);
+        let at = state.programs[self.program].at;
+        acts.max(at.saturating_add(quantum)).min(outlooks[self.program].limit)
+    }
+
+    /// Has the machine look where programs that are [away](Away) are.
+    pub fn heard(&self) {
+        self.turns.pass(&mut lock(&self.turns.state));
     }
 
     /// Does what a loop does that looks at the node's memory and finds nothing, every `every`

@@ -12,7 +12,7 @@ use tofu_machine::{AnyNetwork, AnyNode, CableCounters, Interconnect, Passed, Ref
 use tofu_pci::{Endpoint, EndpointDevice};
 use tofu_timed::{EventEngine, Function};
 
-use crate::timed::pace::Pace;
+use crate::timed::pace::{Between, Pace};
 
 /// The network, of which nothing can be changed so far.
 pub(super) struct TimedNetwork {
@@ -23,6 +23,7 @@ pub(super) struct TimedNetwork {
     pub(super) engine: Arc<EventEngine>,
     /// Those of nodes with guests.
     pub(super) guests: Vec<Arc<Pace>>,
+    pub(super) between: Arc<Between>,
     /// Modelled picoseconds of an instruction.
     pub(super) instruction: u64,
 }
@@ -43,7 +44,7 @@ impl AnyNetwork for TimedNetwork {
             instruction_ps: self.instruction,
             late: late.count,
             late_most_ns: late.most.div_ceil(1000),
-            guests: self.guests.iter().map(|pace| pace.passed()).collect(),
+            guests: self.guests.iter().map(|pace| pace.passed(&self.between)).collect(),
         })
     }
 

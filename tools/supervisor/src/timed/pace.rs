@@ -1,33 +1,23 @@
 //! The paces of a machine's guests: where each is in time, and how far it may run.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tofu_abi::topology::NodeId;
-use tofu_fabric::chance;
+use tofu_fabric::{Ps, chance};
 use tofu_machine::GuestPassed;
+use tofu_pace::message::{self, Go, MOST_VECTORS, Message};
+use tofu_pace::pages::{self, Pages};
+use tofu_pace::{LONGEST_STEP, VERSION};
 use tofu_sync::lock;
-use tofu_timed::Turn;
+use tofu_timed::{Away, Outlook, Turn};
 
-/// Version of the pace protocol.
-pub(crate) const VERSION: u32 = 2;
-/// Bytes of a message of the plugin.
-const REQUEST: usize = 24;
-/// Kinds of messages.
-pub(crate) const BEGIN: u32 = 1;
-pub(crate) const AT: u32 = 2;
-pub(crate) const ASLEEP: u32 = 3;
-pub(crate) const ACCESS: u32 = 4;
-/// The longest step of a guest, and the longest sleep that is believed at once, in nanoseconds of
-/// its clock.
-const LONGEST_STEP: u64 = 100_000;
+/// The longest sleep of a guest that is believed at once, in nanoseconds of its clock.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
 /// Guests begin at most so much later than the first, with a seed, in picoseconds.
 const LONGEST_DELAY: u64 = 1_000_000;
-/// The most vectors that one answer has.
-const MOST_VECTORS: usize = 64;
 
 /// The ends of reading if the plugin has gone.
 const GONE: [io::ErrorKind; 3] =
@@ -44,12 +34,41 @@ pub(super) struct Paces {
     /// The guests that have begun, by the numbers of their turns.
     pub(super) guests: Mutex<Vec<Option<Guest>>>,
     pub(super) pending: Pending,
+    pub(super) between: Arc<Between>,
     /// The time after which others' doings count for a guest, in picoseconds.
     pub(super) quantum: u64,
     /// Modelled picoseconds of an instruction, and so of a nanosecond of a guest's clock.
     pub(super) instruction: u64,
     /// The number that chooses when each guest begins.
     pub(super) seed: Option<u32>,
+}
+
+/// The pages by which guests keep each other's pace, as the turns see them, and the longest step of
+/// a guest.
+#[derive(Debug)]
+pub(super) struct Between(pub(super) Pages, pub(super) Ps);
+
+impl Away for Between {
+    fn reached(&self, program: usize) -> Ps {
+        self.0.reached(program)
+    }
+
+    fn report_at(&self, at: Ps) {
+        self.0.report_at(at);
+    }
+
+    fn apart(&self) -> Ps {
+        self.1
+    }
+
+    fn tell(&self, outlooks: &[Outlook]) {
+        let outlooks = outlooks.iter();
+        self.0.tell(outlooks.map(|&Outlook { limit, ahead, acts }| pages::Outlook {
+            limit,
+            ahead,
+            acts,
+        }));
+    }
 }
 
 /// A node's guest in time.
@@ -95,8 +114,11 @@ impl Pace {
     }
 
     /// The time that has passed at its node.
-    pub(super) fn passed(&self) -> GuestPassed {
+    pub(super) fn passed(&self, between: &Between) -> GuestPassed {
         let Spent { awake, host, steps, accesses } = *lock(&self.spent);
+        let (own, waited) = between.0.steps(self.turn.program());
+        let (steps, host) =
+            (steps.saturating_add(own), host.saturating_sub(Duration::from_nanos(waited)));
         let host_ns = u64::try_from(host.as_nanos()).unwrap_or(u64::MAX);
         GuestPassed { node: self.node, awake_ns: awake / 1000, host_ns, steps, accesses }
     }
@@ -125,12 +147,6 @@ impl Pace {
     pub(super) fn is_stopped(&self) -> bool {
         lock(&self.line).stopped
     }
-}
-
-/// A message of the plugin: its kind, a version, and two times.
-fn parse(message: &[u8; REQUEST]) -> (u32, u32, u64, u64) {
-    let word = |at: usize| message[at..at + 8].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b));
-    (word(0) as u32, (word(0) >> 32) as u32, word(8), word(16))
 }
 
 fn bad(what: impl Into<String>) -> io::Error {
@@ -168,12 +184,6 @@ enum Asked {
     Wake,
 }
 
-/// The answer to a plugin.
-struct Go {
-    until_ns: u64,
-    vectors: Vec<u16>,
-}
-
 impl Guest {
     /// A time of its clock as the machine's.
     fn to_ps(&self, ns: u64, instruction: u64) -> io::Result<u64> {
@@ -181,14 +191,9 @@ impl Guest {
         ps.ok_or_else(|| bad("a time of months"))
     }
 
-    fn answer(&mut self, go: &Go) -> io::Result<()> {
-        let mut answer = Vec::with_capacity(16 + 4 * go.vectors.len());
-        answer.extend(go.until_ns.to_le_bytes());
-        answer.extend((go.vectors.len() as u32).to_le_bytes());
-        answer.extend(0u32.to_le_bytes());
-        answer.extend(go.vectors.iter().flat_map(|vector| u32::from(*vector).to_le_bytes()));
+    fn answer(&mut self, until_ns: u64, vectors: Vec<u16>) -> io::Result<()> {
         self.since = Instant::now();
-        self.plugin.write_all(&answer)
+        Go { until_ns, guest: 0, vectors }.send(&self.plugin, &[])
     }
 }
 
@@ -199,13 +204,12 @@ impl Paces {
     ///
     /// If the plugin is not one for this machine, or breaks the protocol. In the first case
     /// nothing has changed, and the guest has not begun.
-    pub(super) fn keep(&self, pace: &Arc<Pace>, mut plugin: UnixStream) -> io::Result<()> {
+    pub(super) fn keep(&self, pace: &Arc<Pace>, plugin: UnixStream) -> io::Result<()> {
         if !pace.connect(&plugin)? {
             return Err(bad("the machine ends"));
         }
-        let mut message = [0; REQUEST];
-        let result = match plugin.read_exact(&mut message).map(|()| parse(&message)) {
-            Ok((BEGIN, VERSION, ..)) => {
+        let result = match Message::receive(&plugin) {
+            Ok(Message { kind: message::BEGIN, version: VERSION, .. }) => {
                 let result = self.begin(pace, &plugin).and_then(|()| self.listen(pace, plugin));
                 lock(&self.guests)[pace.turn.program()] = None;
                 pace.turn.rest();
@@ -213,7 +217,7 @@ impl Paces {
                 self.answer_all(&mut lock(&self.guests), pace);
                 result
             }
-            Ok((_, version, ..)) => {
+            Ok(Message { version, .. }) => {
                 Err(bad(format!("its plugin speaks version {version}, not {VERSION}")))
             }
             Err(error) => Err(error),
@@ -253,22 +257,26 @@ impl Paces {
     }
 
     /// Takes the messages of a plugin until it goes.
-    fn listen(&self, pace: &Pace, mut plugin: UnixStream) -> io::Result<()> {
-        let mut message = [0; REQUEST];
+    fn listen(&self, pace: &Pace, plugin: UnixStream) -> io::Result<()> {
         loop {
-            match plugin.read_exact(&mut message) {
+            let message = match Message::receive(&plugin) {
                 // A guest that is killed ends in any of these ways.
                 Err(error) if GONE.contains(&error.kind()) => return Ok(()),
-                result => result?,
-            }
-            let (kind, _, at, until) = parse(&message);
+                message => message?,
+            };
+            let Message { kind, at_ns: at, until_ns: until, .. } = message;
             let mut guests = lock(&self.guests);
             let guest = guests[pace.turn.program()].as_mut();
             let Some(guest) = guest else { return Ok(()) };
             let asked = match kind {
-                AT => Asked::Go,
-                ASLEEP => Asked::Sleep(until),
-                ACCESS => Asked::Access,
+                message::AT => Asked::Go,
+                message::ASLEEP => Asked::Sleep(until),
+                message::ACCESS => Asked::Access,
+                message::PASSED => {
+                    pace.turn.heard();
+                    self.answer_all(&mut guests, pace);
+                    continue;
+                }
                 _ => return Err(bad(format!("message {kind}"))),
             };
             if at < guest.last || guest.asked.is_some() {
@@ -277,9 +285,9 @@ impl Paces {
             {
                 let mut spent = lock(&pace.spent);
                 spent.steps += 1;
-                spent.accesses += u64::from(kind == ACCESS);
+                spent.accesses += u64::from(kind == message::ACCESS);
                 spent.host += guest.since.elapsed();
-                if !std::mem::replace(&mut guest.slept, kind == ASLEEP) {
+                if !std::mem::replace(&mut guest.slept, kind == message::ASLEEP) {
                     spent.awake += (at - guest.last).saturating_mul(self.instruction);
                 }
             }
@@ -312,7 +320,7 @@ impl Paces {
         let (turn, at) = (&pace.turn, guest.last);
         match asked {
             // The turn is its own until it says where it is after the access.
-            Asked::Access => guest.answer(&Go { until_ns: at, vectors: self.fired(pace.node) }),
+            Asked::Access => guest.answer(at, self.fired(pace.node)),
             Asked::Sleep(until) if until > at && self.is_quiet(pace.node) => {
                 let until = until.min(at.saturating_add(LONGEST_SLEEP));
                 guest.asked = Some(Asked::Wake);
@@ -323,19 +331,31 @@ impl Paces {
                 // It gets what has happened when it is there.
                 let woken = at_ps.saturating_sub(guest.base) / self.instruction;
                 turn.leave(at_ps);
-                guest.answer(&Go { until_ns: woken.max(at + 1), vectors: Vec::new() })
+                guest.answer(woken.max(at + 1), Vec::new())
             }
-            Asked::Begin | Asked::Go | Asked::Sleep(_) => {
-                if matches!(asked, Asked::Begin) {
-                    guest.base = at_ps + self.delay(pace.node);
-                }
-                let horizon = turn.horizon(self.quantum).saturating_sub(guest.base);
-                let longest = at.saturating_add(LONGEST_STEP);
-                let until_ns = (horizon / self.instruction).min(longest).max(at + 1);
-                turn.leave(guest.to_ps(at + 1, self.instruction)?);
-                guest.answer(&Go { until_ns, vectors: self.fired(pace.node) })
+            Asked::Begin => {
+                guest.base = at_ps + self.delay(pace.node);
+                self.between.0.begin(turn.program(), guest.base);
+                let until_ns = self.leave(guest)?;
+                guest.since = Instant::now();
+                let go = Go { until_ns, guest: turn.program() as u32, vectors: Vec::new() };
+                go.send(&guest.plugin, &self.between.0.files(turn.program()))
+            }
+            Asked::Go | Asked::Sleep(_) => {
+                let until_ns = self.leave(guest)?;
+                guest.answer(until_ns, self.fired(pace.node))
             }
         }
+    }
+
+    /// Lets a guest that has the turn run by itself. Returns until when, by its clock.
+    fn leave(&self, guest: &Guest) -> io::Result<u64> {
+        let (turn, at) = (&guest.pace.turn, guest.last);
+        let horizon = turn.horizon(self.quantum).saturating_sub(guest.base);
+        let longest = at.saturating_add(LONGEST_STEP);
+        let until_ns = (horizon / self.instruction).min(longest).max(at + 1);
+        turn.leave(guest.to_ps(at + 1, self.instruction)?);
+        Ok(until_ns)
     }
 
     /// The delay with which a node's guest begins after the first, in picoseconds.

@@ -1,0 +1,149 @@
+//! Messages on the stream between a plugin and the machine. Numbers are little-endian.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::pages::MOST_GUESTS;
+
+/// Begins a guest's time. Answered with the pages, when the guests of all nodes have begun.
+pub const BEGIN: u32 = 1;
+/// The guest has got to a time.
+pub const AT: u32 = 2;
+/// The same of a guest that sleeps until a time.
+pub const ASLEEP: u32 = 3;
+/// The same before an access to the device.
+pub const ACCESS: u32 = 4;
+/// The guest has got to the time that the machine wants to hear of. It is not answered.
+pub const PASSED: u32 = 5;
+
+/// Bytes of a message of the plugin.
+const MESSAGE: usize = 24;
+/// Bytes of an answer without its vectors.
+const ANSWER: usize = 16;
+/// The most vectors that an answer has.
+pub const MOST_VECTORS: usize = 64;
+
+/// A message of the plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Its kind, such as [`AT`].
+    pub kind: u32,
+    /// [`VERSION`](crate::VERSION) in the first one, and 0 later.
+    pub version: u32,
+    /// Where the guest is, in nanoseconds of its clock.
+    pub at_ns: u64,
+    /// Until when a guest sleeps that does, in nanoseconds of its clock.
+    pub until_ns: u64,
+}
+
+impl Message {
+    /// Sends it.
+    ///
+    /// # Errors
+    ///
+    /// If the other side has gone.
+    pub fn send(&self, mut to: impl Write) -> io::Result<()> {
+        let mut bytes = [0; MESSAGE];
+        bytes[..4].copy_from_slice(&self.kind.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.version.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.at_ns.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.until_ns.to_le_bytes());
+        to.write_all(&bytes)
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    ///
+    /// If the other side has gone.
+    pub fn receive(mut from: impl Read) -> io::Result<Self> {
+        let mut bytes = [0; MESSAGE];
+        from.read_exact(&mut bytes)?;
+        let word = |at: usize| bytes[at..at + 4].iter().rfold(0, |n, b| n << 8 | u32::from(*b));
+        let long = |at: usize| u64::from(word(at + 4)) << 32 | u64::from(word(at));
+        Ok(Self { kind: word(0), version: word(4), at_ns: long(8), until_ns: long(16) })
+    }
+}
+
+/// The machine's answer.
+#[derive(Debug)]
+pub struct Go {
+    /// The time until which the guest may run, in nanoseconds of its clock.
+    pub until_ns: u64,
+    /// The guest's number among the pages. It is in the first answer, and 0 later.
+    pub guest: u32,
+    /// Vectors of the device that have fired.
+    pub vectors: Vec<u16>,
+}
+
+impl Go {
+    /// Sends it, with the pages in the first answer.
+    ///
+    /// # Errors
+    ///
+    /// If the plugin has gone.
+    pub fn send(&self, mut to: &UnixStream, pages: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(ANSWER + 4 * self.vectors.len());
+        bytes.extend(self.until_ns.to_le_bytes());
+        bytes.extend((self.vectors.len() as u32).to_le_bytes());
+        bytes.extend(self.guest.to_le_bytes());
+        bytes.extend(self.vectors.iter().flat_map(|vector| u32::from(*vector).to_le_bytes()));
+        let mut sent = 0;
+        if !pages.is_empty() {
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_GUESTS + 1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !control.push(SendAncillaryMessage::ScmRights(pages)) {
+                return Err(Errno::MFILE.into());
+            }
+            sent = sendmsg(to, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        }
+        to.write_all(&bytes[sent..])
+    }
+
+    /// Reads one, and the files that come with it.
+    ///
+    /// # Errors
+    ///
+    /// If the machine has gone, or says what it cannot.
+    pub fn receive(mut from: &UnixStream) -> io::Result<(Self, Vec<OwnedFd>)> {
+        let mut bytes = [0; ANSWER];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_GUESTS + 1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut first = [IoSliceMut::new(&mut bytes)];
+        let got = loop {
+            match recvmsg(from, &mut first, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(Errno::INTR) => {}
+                got => break got?.bytes,
+            }
+        };
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let files = control.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => files.collect(),
+            _ => Vec::new(),
+        });
+        let files: Vec<_> = files.collect();
+        from.read_exact(&mut bytes[got..])?;
+        let word = |at: usize| bytes[at..at + 4].iter().rfold(0, |n, b| n << 8 | u32::from(*b));
+        let count = word(8) as usize;
+        if count > MOST_VECTORS {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{count} vectors")));
+        }
+        let mut vectors = vec![0; count * 4];
+        from.read_exact(&mut vectors)?;
+        let vectors = vectors.as_chunks::<4>().0.iter();
+        let vectors = vectors.map(|bytes| u32::from_le_bytes(*bytes) as u16).collect();
+        let until_ns = u64::from(word(4)) << 32 | u64::from(word(0));
+        Ok((Self { until_ns, guest: word(12), vectors }, files))
+    }
+}
