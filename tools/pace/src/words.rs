@@ -43,9 +43,15 @@ pub(crate) fn read_only(file: impl AsFd) -> io::Result<OwnedFd> {
 impl Words {
     /// Maps a page.
     pub(crate) fn map(file: OwnedFd, writable: bool) -> io::Result<Self> {
+        let file = File::from(file);
+        // Beyond the end of a file there is no memory, but a signal.
+        let bytes = file.metadata()?.len();
+        if bytes < SIZE as u64 {
+            return Err(failed(format!("a page of {bytes} bytes")));
+        }
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         let region = MmapRegionBuilder::new(SIZE)
-            .with_file_offset(FileOffset::new(File::from(file), 0))
+            .with_file_offset(FileOffset::new(file, 0))
             .with_mmap_prot(protection)
             .with_mmap_flags(libc::MAP_SHARED)
             .build();

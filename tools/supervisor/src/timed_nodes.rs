@@ -103,12 +103,13 @@ impl Drop for TimedNodes {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::sync::Mutex;
     use std::time::Duration;
 
     use super::*;
     use tofu_pace::VERSION;
-    use tofu_pace::message::{ACCESS, ASLEEP, AT, BEGIN, Go, Message};
-    use tofu_pace::pages::Page;
+    use tofu_pace::message::{ACCESS, ASLEEP, AT, BEGIN, Go, Message, PASSED};
+    use tofu_pace::pages::{Next, Page};
 
     /// A plugin's side of a pace.
     struct Plugin(UnixStream, Option<Page>);
@@ -144,6 +145,22 @@ mod tests {
         fn at(&mut self, ns: u64) -> Option<u64> {
             self.say(AT, 0, ns);
             self.hear()
+        }
+
+        /// Says to the other guests where this one is.
+        fn reach(&mut self, ns: u64) {
+            if self.1.as_mut().unwrap().reach(ns) {
+                self.say(PASSED, 0, ns);
+            }
+        }
+
+        /// Makes a step by the pages, or asks. Returns until when.
+        fn step(&mut self, ns: u64) -> u64 {
+            self.reach(ns);
+            match self.1.as_ref().unwrap().next(ns, || Ok(())).unwrap() {
+                Next::Run(until) => until,
+                Next::Ask => self.at(ns).unwrap(),
+            }
         }
 
         /// True if no answer has come after a while.
@@ -210,6 +227,60 @@ mod tests {
         b.say(AT, 0, 4400);
         assert_eq!(a.hear(), Some(104_000));
         assert_eq!(nodes.machine.network().passed().unwrap().ns, 1000);
+    }
+
+    /// Guests that keep each other's pace by their pages have the machine in order of time, and
+    /// those that sleep are woken when their time has come.
+    #[test]
+    fn guests_keep_each_others_pace() {
+        const ACCESSES: u64 = 200;
+        let folder = tempfile::tempdir().unwrap();
+        let kind = (Generation::Fugaku, "1x1x1x2x2x1".parse().unwrap());
+        let confinement = Confinement::default();
+        let time = TimePlan::default();
+        let nodes =
+            TimedNodes::serve(kind, folder.path(), Backing::Sealed, time, &confinement).unwrap();
+        let log = Mutex::new(Vec::new());
+        thread::scope(|s| {
+            for (number, sockets) in (0u64..).zip(nodes.sockets()) {
+                let (mut plugin, log) = (Plugin::connect(sockets), &log);
+                s.spawn(move || {
+                    let mut random = number;
+                    let (mut ns, mut until) = (0, plugin.begin().unwrap());
+                    let mut done = 0;
+                    while done < ACCESSES {
+                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let step = (random >> 33) % 70_000;
+                        if step < until - ns {
+                            ns += step;
+                            plugin.reach(ns);
+                            plugin.say(ACCESS, 0, ns);
+                            plugin.hear().unwrap();
+                            log.lock().unwrap().push((ns, number));
+                            done += 1;
+                            until = plugin.at(ns).unwrap();
+                        } else if random >> 62 == 0 {
+                            ns = until;
+                            plugin.reach(ns);
+                            let wake = ns + (random >> 40) % 300_000;
+                            plugin.tell([ASLEEP, 0], [ns, wake]);
+                            // It asks where it wakes.
+                            ns = plugin.hear().unwrap();
+                            until = plugin.at(ns).unwrap();
+                        } else {
+                            ns = until;
+                            until = plugin.step(ns);
+                        }
+                    }
+                });
+            }
+        });
+        let log = log.into_inner().unwrap();
+        assert_eq!(log.len() as u64, 4 * ACCESSES);
+        assert!(log.is_sorted(), "{:?}", log.windows(2).find(|pair| pair[0] > pair[1]));
+        let passed = nodes.machine.network().passed().unwrap();
+        assert_eq!(passed.late, 0);
+        assert!(passed.guests.iter().all(|guest| guest.accesses == ACCESSES), "{passed:?}");
     }
 
     #[test]
