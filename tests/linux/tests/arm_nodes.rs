@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::Value;
 use tofu_c_tests::have;
 use tofu_linux_tests::driver::{Nodes, is_well, passes};
 use tofu_linux_tests::net::{fetch, forward};
@@ -47,6 +48,8 @@ fn nodes_with_fugakus_processor() {
     place.is_clean();
     both_kinds(&place);
     place.is_clean();
+    in_modelled_time(&place);
+    place.is_clean();
     for (args, expected) in [
         (
             &["--image", "default"][..],
@@ -70,6 +73,28 @@ fn nodes_with_fugakus_processor() {
     let error = place.run(&sdk_for).error();
     assert!(error.contains("image default: it is for x86-64, and programs are"), "{error}");
     assert!(!sdk.exists());
+}
+
+/// Two nodes whose instructions take 0.3 ns each: their clock counts them, and a Put takes what the
+/// hardware and those of the programs at both ends do.
+fn in_modelled_time(place: &Place) {
+    let nodes = ["--arch", "arm64", "--shape", "2x1x1x1x1x1", "--image", "arm64"];
+    let time = ["--time", "modelled", "--ns-per-instruction", "0.3"];
+    let up = [&["up", "--linux", "--detach"], &nodes[..], &time].concat();
+    place.run_for(&up, BUILD, b"").ok();
+    let clock = place.exec("0", &["dmesg"]).ok();
+    assert!(clock.contains("cp15 timer(s) running at 3333.33MHz"), "{clock}");
+    let talk = ["shape=2x1x1x1x1x1", "nodes=2", "wait=poll", "count=100", "max=8", "json=1"];
+    let talk = [&["exec", "--all", "--", "pingpong"], &talk[..]].concat();
+    let said = place.run_for(&talk, BUILD, b"").ok();
+    let line = said.lines().find_map(|line| Some(&line[line.find("{\"")?..])).unwrap();
+    let table: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{said}"));
+    let [min, p50] = ["min_us", "p50_us"].map(|of| table["rows"][0][of].as_f64().unwrap());
+    eprintln!("{line}");
+    assert!((0.7..2.0).contains(&min) && p50 - min < 0.3, "{line}");
+    let time = place.run(&["time", "--json"]).json();
+    assert_eq!(time["time"]["late"], 0, "{time}");
+    place.run(&["down"]).ok();
 }
 
 fn has_rustup(test: &str) -> bool {

@@ -277,7 +277,13 @@ fn processor_arguments(setup: &VmSetup) -> Vec<OsString> {
         (Arch::X86_64, true) => add(&["-accel", "kvm", "-cpu", "host"]),
         // With ERMS, guests copy with `rep movsb`, which is emulated byte by byte.
         (Arch::X86_64, false) => add(&["-accel", tcg, "-cpu", "max,-erms,-fsrm"]),
-        (Arch::Arm64, _) => add(&["-accel", tcg, "-cpu", setup.arm_cpu.name()]),
+        (Arch::Arm64, _) => {
+            let cpu = setup.arm_cpu.name();
+            // The generic timer counts each instruction.
+            let timer = setup.time.as_ref().map(|time| time.instruction.clock_khz());
+            let timer = timer.map(|khz| format!(",cntfrq={khz}000")).unwrap_or_default();
+            add(&["-accel", tcg, "-cpu", &format!("{cpu}{timer}")]);
+        }
     }
     add(&["-smp", &setup.cpus.to_string()]);
     args

@@ -8,7 +8,7 @@
 //! | page of a guest | byte | |
 //! |---|---|---|
 //! | reached | 0 | its time; before that it does nothing with the machine |
-//! | wants | 8 | 0, or when it waits: the time before which the guest that it waits for must not act |
+//! | wants | 8 | 0, or when it waits: another guest must not act before this time |
 //! | for | 16 | the number of that guest |
 //! | bell | 24 | 4 bytes: another number whenever `reached` or `acts` is, for futex(2) |
 //! | steps | 32 | the number of its steps without the machine |
@@ -25,7 +25,7 @@
 //! | acts | 80 + 32 n | it has no effect on others before this time |
 //! | base | 88 + 32 n | when its clock began |
 //!
-//! A guest may run until the least of its own `limit` and, of all others, the later one of `acts`
+//! A guest may run until the least of its `limit` and, of all others, the later one of `acts`
 //! and `reached + ahead`. It reads those of the others first, and all of it again if `version` has
 //! changed meanwhile: then no guest has got beyond an access of which the machine has not told.
 
@@ -68,7 +68,7 @@ const fn base(guest: usize) -> usize {
     limit(guest) + 24
 }
 
-/// What a machine tells of a guest, in picoseconds.
+/// The prospects of a guest, as its machine has them, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outlook {
     /// Nothing happens at its node by itself before this time.
@@ -185,7 +185,7 @@ fn waits(page: &Words, guest: usize, acts: u64) -> bool {
     wants != 0 && wants <= acts && page.get(FOR) == guest as u64
 }
 
-/// What a guest does next.
+/// The next thing that a guest does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// It runs until a time, in nanoseconds of its clock.
@@ -247,12 +247,12 @@ impl Page {
         wanted
     }
 
-    /// How far a guest that has [reached](Page::reach) a time may run. Waits for the others, unless
+    /// The time until which a guest that is [there](Page::reach) may run. Waits for others, unless
     /// it must ask the machine.
     ///
     /// # Errors
     ///
-    /// As `is_there` says, which is called now and then: if the machine has gone.
+    /// As `is_there` says, which is called occasionally: if the machine has gone.
     pub fn next(&self, ns: u64, mut is_there: impl FnMut() -> io::Result<()>) -> io::Result<Next> {
         let (at, own) = (self.to_ps(ns), &self.guests[self.own]);
         let instruction = self.machine.get(INSTRUCTION).max(1);

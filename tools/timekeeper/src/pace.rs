@@ -12,7 +12,7 @@ use tofu_pace::pages::{Next, Page};
 /// A connection to the machine.
 pub(crate) struct Pace {
     machine: UnixStream,
-    /// What it shares with the other guests, once it has begun.
+    /// The pages that it shares with the other guests, once it has begun.
     page: Option<Page>,
     /// True if the next step needs an answer, as something may have happened meanwhile.
     asks: bool,

@@ -183,8 +183,8 @@ pub(crate) struct ClockArgs {
     #[arg(hide_possible_values = true)]
     pub(crate) clock: Option<Time>,
 
-    /// With --time modelled: the time of an instruction of a guest, in nanoseconds, 0.1 to 100
-    /// [default: 1]
+    /// With --time modelled: the time of an instruction of a guest, in nanoseconds, 0.1 to 100, for
+    /// arm64 0.25 to 1 [default: 1]
     #[arg(long, value_name = "NS")]
     pub(crate) ns_per_instruction: Option<InstructionTime>,
 
@@ -831,6 +831,16 @@ mod tests {
         assert!(message.contains("small guests; add --linux"), "{message}");
         let message = case.error(&["--shape", "rack"]);
         assert!(message.ends_with("at most 64 nodes, and this shape has 384"), "{message}");
+        let arm64 = ["--arch", "arm64", "--ns-per-instruction"];
+        for (ns, kept) in [("0.2", false), ("0.25", true), ("1", true), ("1.5", false)] {
+            let args = [&arm64[..], &[ns]].concat();
+            let expected =
+                "--ns-per-instruction: an instruction of nodes for arm64 takes 0.25 to 1 ns";
+            match kept {
+                true => assert!(case.plan(&args).is_ok(), "{ns}"),
+                false => assert_eq!(case.error(&args), expected, "{ns}"),
+            }
+        }
         assert!(case.plan(&["--time", "host"]).unwrap().modelled.is_none());
         let message = case.error(&["--time", "host", "--ns-per-instruction", "1"]);
         assert!(message.starts_with("--ns-per-instruction is for machines in"), "{message}");

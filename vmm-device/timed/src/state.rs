@@ -151,7 +151,7 @@ impl State {
     /// Before when nothing that is in flight can have an effect at a node; `None` if nothing ever
     /// will. `reaction` is the least time from a doorbell of a node to an effect at another.
     ///
-    /// What happens elsewhere needs a hop to get there. A packet is at its target no earlier than
+    /// An event elsewhere needs a hop to get there. A packet is at its target no earlier than
     /// its hops take, and no earlier than the network's next event. Its source sees that TLPs have
     /// left only if it has more of a request to send. No packet is lost, as all links are up.
     pub(crate) fn next_of(&mut self, node: NodeId, reaction: impl Fn(NodeId) -> Ps) -> Option<Ps> {

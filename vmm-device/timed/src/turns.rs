@@ -107,13 +107,13 @@ impl Lateness {
     }
 }
 
-/// What is to come for a program.
+/// The prospects of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outlook {
     /// Nothing happens at its node by itself before this time.
     pub limit: Ps,
-    /// The least time from a doorbell of its node to an effect at another. Before its node has begun
-    /// to use its device, [how far](Away::apart) it may be behind.
+    /// The least time from a doorbell of its node to an effect at another. Before its node has
+    /// begun to use its device, [how far](Away::apart) it may be behind.
     pub ahead: Ps,
     /// It has no effect on others before this time.
     pub acts: Ps,
@@ -121,7 +121,7 @@ pub struct Outlook {
 
 /// Programs that are away, and keep each other's pace without the machine.
 ///
-/// One that is away may run until the least of its own `limit` and, of all others, the later one of
+/// One that is away may run until the least of its `limit` and, of all others, the later one of
 /// `acts` and `reached + ahead`.
 pub trait Away: Send + Sync {
     /// The time that a program has reached since it left. Nothing that it does with the machine is
@@ -131,8 +131,8 @@ pub trait Away: Send + Sync {
     /// Has programs that get to a time [say so](Turn::heard) from now on.
     fn report_at(&self, at: Ps);
 
-    /// How far programs may be apart before they use their devices, as that may not keep them from
-    /// long steps.
+    /// The time by which programs may be apart before they use their devices, as that may not keep
+    /// them from long steps.
     fn apart(&self) -> Ps;
 
     /// Tells what is to come for all programs, in their order.
@@ -261,7 +261,7 @@ impl Turns {
         }
     }
 
-    /// What is to come for all programs.
+    /// The prospects of all programs.
     fn outlooks(&self, state: &State) -> Vec<Outlook> {
         let outlook = |program: &Program| {
             let next = self.engine.next(program.node);

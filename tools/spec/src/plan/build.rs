@@ -319,14 +319,20 @@ fn check_modelled(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanErro
     }
     let lacks = [
         (any(|role| matches!(role, Role::Gateway)), "a gateway"),
-        (any(|role| role.arch() == Some(Arch::Arm64)), "nodes for arm64"),
         (any_netbooted(nodes, None), "nodes that boot over the torus (--boot tofu)"),
         (any(several), "nodes with several processors (--cpus)"),
         (spec.vmm == Some(Vmm::Tofu), "our own monitor (--vmm tofu)"),
         (spec.net.unwrap_or_default() != Net::None, "an Ethernet (--net)"),
         (spec.fail_with_guest == Some(true), "nodes that fail with their guests"),
     ];
-    refuse(lacks, PlanError::Modelled)
+    refuse(lacks, PlanError::Modelled)?;
+    // Their clock has a frequency of 32 bits, and counts no slower than QEMU.
+    let instruction = spec.ns_per_instruction.unwrap_or_default();
+    let kept = (250..=1000).contains(&instruction.ps());
+    if any(|role| role.arch() == Some(Arch::Arm64)) && !kept {
+        return Err(spec.about("ns_per_instruction", PlanError::ModelledArm64));
+    }
+    Ok(())
 }
 
 /// The nodes with a role of their own.

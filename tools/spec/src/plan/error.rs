@@ -63,6 +63,8 @@ pub enum PlanError {
     Modelled(&'static str),
     #[error("a machine in modelled time cannot have small guests; add --linux")]
     ModelledGuests,
+    #[error("{0}: an instruction of nodes for arm64 takes 0.25 to 1 ns")]
+    ModelledArm64(String),
     #[error("a machine in modelled time has at most {most} nodes, and this shape has {nodes}")]
     ModelledNodes { nodes: u32, most: u32 },
     #[error("a machine of TNW cannot have {0}")]

@@ -240,7 +240,7 @@ int main(int argc, char **argv) {
     CHECK(!ep->tagged->recvmsg(ep, &look, PEEK));
     CHECK(next(&entry, &source, &over) == ENOMSG_ && entry.context == &look);
     char text[100];
-    /* The peer may have sent the next message already, so this one has a tag of its own. */
+    /* The peer may have sent the next message already, so this one has another tag. */
     CHECK(!ep->tagged->recv(ep, text, 4, NULL, ANY, 60, 0, text));
     CHECK(!ep->ops->cancel(ep, text));
     CHECK(next(&entry, &source, &over) == ECANCELED_);
