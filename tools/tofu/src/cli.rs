@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use clap::builder::Styles;
 use clap::{Parser, Subcommand};
 
 use crate::commands::bench::BenchArgs;
@@ -50,7 +51,8 @@ use crate::logging;
 /// linked into the 6D mesh/torus that the K computer and Fugaku use. Programs in
 /// the guests move data between each other's memory by RDMA.
 #[derive(Debug, Parser)]
-#[command(name = "tofu", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "tofu", version, max_term_width = WIDTH, after_help = EXAMPLES)]
+#[command(help_template = help())]
 pub(crate) struct Cli {
     /// Log more to stderr: a level (error, warn, info, debug, trace), or TARGET=LEVEL; several are
     /// separated by commas. device=debug logs guests' violations of the devices' rules; for more
@@ -67,6 +69,48 @@ pub(crate) struct Cli {
 
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// The longest lines of help.
+const WIDTH: usize = 100;
+
+/// The commands by task, in the order in which help lists them.
+const GROUPS: [(&str, &[&str]); 8] = [
+    ("Machines", &["doctor", "up", "ps", "down", "image", "serve"]),
+    ("Nodes", &["exec", "console", "cp", "forward", "hosts", "restart", "pause", "resume"]),
+    ("Programs", &["run", "sdk", "map", "guest", "mpiexec", "pjsub", "pjstat", "pjdel", "pjwait"]),
+    ("Drivers", &["prove", "regs", "inspect", "gdb"]),
+    ("Failures", &["node", "board", "link", "fault"]),
+    ("Watching", &["top", "view", "stats", "events", "capture", "trace"]),
+    ("Topology, time and speed", &["topo", "sim", "time", "bench"]),
+    ("This command", &["completions", "man", "help"]),
+];
+
+/// The template of the help of `tofu`: clap's own one, but with the commands in groups, for which
+/// clap has no setting.
+fn help() -> String {
+    let all = clap::Command::new("tofu").max_term_width(WIDTH).help_template("{subcommands}");
+    let listed = Command::augment_subcommands(all).render_help().to_string();
+    let styles = Styles::styled();
+    let (header, literal) = (styles.get_header(), styles.get_literal());
+    let mut text = format!("{{about-with-newline}}\n{header}Usage:{header:#} {{usage}}\n");
+    for (heading, names) in GROUPS {
+        text += &format!("\n{header}{heading}:{header:#}\n");
+        for name in names {
+            // A line that continues another one has more space in front.
+            let mut lines = listed.lines().skip_while(|line| {
+                line.strip_prefix("  ").and_then(|line| line.split(' ').next()) != Some(name)
+            });
+            let Some(rest) = lines.next().and_then(|line| line.get(2 + name.len()..)) else {
+                continue;
+            };
+            text += &format!("  {literal}{name}{literal:#}{rest}\n");
+            for line in lines.take_while(|line| line.starts_with("   ")) {
+                text += &format!("{line}\n");
+            }
+        }
+    }
+    text + &format!("\n{header}Options:{header:#}\n{{options}}{{after-help}}")
 }
 
 const EXAMPLES: &str = "\
@@ -148,6 +192,28 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// The commands of the list of groups, and those that help shows.
+    #[test]
+    fn help_lists_each_command_in_a_group() {
+        let mut command = Cli::command();
+        command.build();
+        let shown = command.get_subcommands().filter(|command| !command.is_hide_set());
+        let mut shown: Vec<_> = shown.map(clap::Command::get_name).collect();
+        let mut grouped: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        shown.sort_unstable();
+        grouped.sort_unstable();
+        assert_eq!(grouped, shown, "GROUPS has each command that is not hidden once");
+        let help = Cli::command().render_long_help().to_string();
+        for name in shown {
+            let lines = help.lines().filter(|line| line.starts_with(&format!("  {name} ")));
+            assert_eq!(lines.count(), 1, "{name}: {help}");
+        }
+        for (heading, _) in GROUPS {
+            assert!(help.contains(&format!("\n\n{heading}:\n  ")), "{heading}: {help}");
+        }
+        assert!(help.lines().all(|line| line.chars().count() <= WIDTH), "{help}");
     }
 
     #[test]
