@@ -140,8 +140,8 @@ impl LinuxReport {
         let mut findings = Vec::new();
         let mut add = |level, what, text: String| findings.push(Finding { level, what, text });
         if self.vmm == "tofu" {
-            let text = "run under our own monitor with hardware virtualisation, at full speed; \
-                        with --net lan under QEMU";
+            let text = "run under our own monitor with hardware virtualisation; with --net lan \
+                        under QEMU";
             add(Level::Good, "Linux nodes", text.into());
         } else {
             let text = "run under QEMU, which emulates their processors (TCG): they boot in \
@@ -306,7 +306,7 @@ fn kvm_findings(kvm: &HostSupport) -> Vec<Finding> {
     }];
     findings.push(match kvm.virtualisation {
         Virtualisation::Hardware => {
-            let text = "has hardware virtualisation; every guest runs at full speed";
+            let text = "has hardware virtualisation, which runs every guest";
             finding(Level::Good, "processor", text)
         }
         Virtualisation::Pvm => finding(

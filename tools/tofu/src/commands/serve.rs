@@ -30,9 +30,10 @@ mod modelled;
 
 /// Serve the devices of a machine to other virtual machine monitors
 ///
-/// Each node's device is served on a UNIX socket, by the vfio-user protocol. QEMU (10.1 or later)
-/// and Cloud Hypervisor can attach, detach and restart at any time, while the other nodes keep
-/// running. Prints how to attach them. Runs until Ctrl-C.
+/// Each node's device is served on a UNIX socket, by the vfio-user protocol. A QEMU (10.1 or later)
+/// attaches when it starts, and may end and start again while the other nodes keep running; QEMU
+/// 11.1 aborts if the device is unplugged by device_del. Cloud Hypervisor was not tried. Prints how
+/// to attach both. Runs until Ctrl-C.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
@@ -229,7 +230,7 @@ fn print(
     writeln!(out, "    -device intel-iommu,caching-mode=on, and intel_iommu=on for its kernel")?;
     writeln!(
         out,
-        "Cloud Hypervisor{}:",
+        "Cloud Hypervisor, which was not tried{}:",
         if args.any_memory { "" } else { " (with --any-memory here)" }
     )?;
     writeln!(out, "  cloud-hypervisor --memory size=256M,shared=on \\")?;
