@@ -1,4 +1,5 @@
-//! The commands of README.md and of the quick start, as they stand there, in their order.
+//! The commands of README.md, of the page of tasks and of the quick start, as they stand there, in
+//! their order.
 //!
 //! Each runs in a shell, in an empty folder where `guest-lib` and `ci` lead to those of the tree,
 //! and `target/release` to the folder of the command; `tofu` is on the path. `cargo run` builds and
@@ -36,29 +37,26 @@ use How::{Beside, Gateway, Last, Machine, Not};
 /// The page, the command, and how it runs.
 const OTHERWISE: [(&str, &str, How); 14] = [
     (README, "cargo run --release -- up --linux", Machine(READY)),
+    (README, "ci/test", Not("is what runs this test")),
+    (TASKS, "tofu up --linux --shape 3x1x1x1x1x1 --gateway 2,0,0,0,0,0", Gateway(READY)),
+    (TASKS, "tofu forward 8080:0:80", Beside("8080")),
+    (TASKS, "tofu capture 0 -w node0.pcapng", Beside("capturing at")),
+    (TASKS, "tofu up --linux --boot tofu", Machine(READY)),
+    (TASKS, "tofu view", Beside("http://")),
+    (TASKS, "tofu top", Not("is for terminals; a test of the command looks at it")),
+    (TASKS, "tofu trace --result failed", Beside("tracing")),
+    (TASKS, "tofu down", Last),
     (
-        README,
-        "target/release/tofu up --linux --shape 3x1x1x1x1x1 --gateway 2,0,0,0,0,0",
-        Gateway(READY),
-    ),
-    (README, "target/release/tofu forward 8080:0:80", Beside("8080")),
-    (README, "target/release/tofu capture 0 -w node0.pcapng", Beside("capturing at")),
-    (README, "target/release/tofu up --linux --boot tofu", Machine(READY)),
-    (README, "target/release/tofu view", Beside("http://")),
-    (README, "target/release/tofu top", Not("is for terminals; a test of the command looks at it")),
-    (README, "target/release/tofu trace --result failed", Beside("tracing")),
-    (README, "target/release/tofu down", Last),
-    (
-        README,
-        "target/release/tofu image build --kernel driver-cloud",
+        TASKS,
+        "tofu image build --kernel driver-cloud",
         Not("compiles the driver; the tests of the driver run its image"),
     ),
-    (README, "target/release/tofu up --linux --driver tofu", Not("the tests of the driver do")),
-    (README, "cargo run --release -- serve", Beside("socket")),
-    (README, "cargo run --release -- bench", Not("measures for minutes")),
-    (README, "ci/test", Not("is what runs this test")),
+    (TASKS, "tofu up --linux --driver tofu", Not("the tests of the driver do")),
+    (TASKS, "tofu serve", Beside("socket")),
+    (TASKS, "tofu bench", Not("measures for minutes")),
 ];
 const README: &str = "README.md";
+const TASKS: &str = "docs/src/user/tasks.md";
 const QUICK_START: &str = "docs/src/user/quick-start.md";
 /// The output of a machine once its nodes are up.
 const READY: &str = "is ready";
@@ -203,6 +201,7 @@ fn commands_of_the_pages_run_as_they_stand() {
     let Some(place) = Place::new(test, Image::Default) else { return };
     let reader = Reader::new(&place);
     reader.follow(README);
+    reader.follow(TASKS);
     reader.follow(QUICK_START);
     place.is_clean();
 }
