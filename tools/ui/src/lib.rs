@@ -4,6 +4,7 @@
 
 pub mod exit;
 mod nearest;
+pub mod palette;
 pub mod signals;
 mod style;
 mod table;

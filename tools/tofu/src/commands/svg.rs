@@ -12,6 +12,7 @@ use tofu_abi::Coords;
 use tofu_control::protocol::JobInfo;
 use tofu_fabric::{Axis, Link};
 use tofu_spec::plan::Network;
+use tofu_ui::palette::{AXES, DOWN};
 
 /// Pictures of larger machines are not readable.
 const MAX_NODES: u32 = 3072;
@@ -46,17 +47,8 @@ const MARGIN: i32 = 40;
 const HEAD: i32 = 84;
 const LEGEND: i32 = 116;
 
-const DOWN: &str = "#e0201b";
-
 pub(crate) fn colour(axis: Axis) -> &'static str {
-    match axis {
-        Axis::X => "#0b8f6a",
-        Axis::Y => "#d9660a",
-        Axis::Z => "#6f5bb5",
-        Axis::A => "#1f6fb4",
-        Axis::B => "#4a8f1f",
-        Axis::C => "#96681a",
-    }
+    AXES[axis.index()]
 }
 
 /// The fill colour of a job's nodes.
@@ -462,15 +454,15 @@ mod tests {
     }
 
     #[test]
-    fn links_that_are_down_are_red() {
+    fn links_that_are_down_stand_out() {
         let mut network = network("half-rack", true);
         assert!(!draw(&network, &[]).unwrap().contains(DOWN));
         network.links_down =
             [(Coords::default(), Port::A), (Coords::default(), Port::ZPlus)].into();
         let picture = draw(&network, &[]).unwrap();
-        let red = format!("stroke=\"{DOWN}\"");
+        let marked = format!("stroke=\"{DOWN}\"");
         // The A link, the bundle along Z, and the legend.
-        assert_eq!(picture.matches(&red).count(), 3);
+        assert_eq!(picture.matches(&marked).count(), 3);
         assert!(picture.contains(">1 of 12</text>"));
     }
 

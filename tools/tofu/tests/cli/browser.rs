@@ -122,6 +122,14 @@ impl Browser {
         std::fs::write(file, picture.data).unwrap();
     }
 
+    /// Makes the page as large as on another screen.
+    pub(crate) fn size(&mut self, width: u32, height: u32) {
+        let size = json!({
+            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false,
+        });
+        self.command("Emulation.setDeviceMetricsOverride", size);
+    }
+
     /// Whether people like it dark.
     pub(crate) fn prefers(&mut self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);

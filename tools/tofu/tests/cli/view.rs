@@ -261,7 +261,24 @@ fn links_show_what_goes_over_them() {
     browser.wait_for("Number(document.querySelector('#nodes tbody').rows[0].key.commands) > 0");
     let sort = "document.querySelector('th[data-sort=commands]').getAttribute('aria-sort')";
     assert_eq!(browser.eval(sort), "descending");
+    // Each colour is explained: loads with a scale, which is that of the busiest link.
+    let loads = "[...tofu.scene.words.values()].map((words) => words.textContent)";
+    let scale = browser.eval(&format!("{loads}.join()"));
+    let scale: Vec<_> = scale.as_str().unwrap().split(',').map(str::to_owned).collect();
+    assert_eq!(scale.len(), 5, "{scale:?}");
+    assert!(scale.iter().all(|text| text.starts_with("up to ") && text.ends_with("B/s")));
+    let words = browser.eval("document.getElementById('legend').textContent");
+    for expected in ["no traffic", "link down", "chosen path", "paused", "nodes of jobs"] {
+        assert!(words.as_str().unwrap().contains(expected), "{expected}: {words}");
+    }
     browser.picture(&artefact("view.png"));
+    // Narrow, the legend is below the picture.
+    browser.size(390, 800);
+    browser.wait_for("innerWidth === 390");
+    let apart = "document.getElementById('legend').getBoundingClientRect().top >= \
+                 document.getElementById('torus').getBoundingClientRect().bottom";
+    assert_eq!(browser.eval(apart), true);
+    browser.picture(&artefact("view-narrow.png"));
     place.run(&["down"]).ok();
     machine.wait().unwrap();
 }

@@ -327,12 +327,21 @@ impl View {
             put(y, line, if n == self.chosen { REVERSED } else { Style::new() });
         }
         if keys {
-            let sort = format!("{:?}", self.sort).to_lowercase();
-            let help = format!(
-                "q quit  enter node  esc back  l links  s sort ({sort})  r reverse  p pause"
-            );
-            put(area.height - 1, &help, BOLD);
+            put(area.height - 1, &self.keys(area.width.into()), BOLD);
         }
+    }
+
+    /// The keys, in as many words as there is room for.
+    fn keys(&self, room: usize) -> String {
+        let sort = format!("{:?}", self.sort).to_lowercase();
+        let texts = [
+            format!("q quit  enter node  esc back  l links  s sort ({sort})  r reverse  p pause"),
+            format!("q quit  enter node  esc back  l links  s {sort}  r reverse  p pause"),
+            "q quit  enter node  l links  s sort  p pause".to_owned(),
+            "q quit  l links  s sort".to_owned(),
+            "q quit".to_owned(),
+        ];
+        texts.into_iter().find(|text| text.len() <= room).unwrap_or_default()
     }
 
     /// All of a node's counts per second.
@@ -467,6 +476,20 @@ mod tests {
         assert_eq!(words[0], "3");
         assert_eq!(words[words.len() - 4..], ["96k", "0", "2.0", "0"]);
         assert!(lines[23].starts_with("q quit"), "{lines:?}");
+    }
+
+    #[test]
+    fn keys_are_never_cut() {
+        let mut view = view(4);
+        view.sort = Sort::Received;
+        let last = |width| shown(&view, width, 24)[23].clone();
+        assert!(last(80).ends_with("s sort (received)  r reverse  p pause"), "{}", last(80));
+        assert!(last(72).ends_with("s received  r reverse  p pause"), "{}", last(72));
+        for width in 6..=100 {
+            let line = last(width);
+            let whole = ["pause", "sort", "quit"].iter().any(|word| line.ends_with(word));
+            assert!(line.starts_with("q quit") && whole, "{width}: {line}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use tofu_control::protocol::TracedCommand;
+use tofu_ui::palette::{DOWN, GOOD, THERE, WAITING};
 use tofu_ui::printable;
 
 use super::text;
@@ -16,20 +17,28 @@ const ROWS: usize = 48;
 // Lengths in pixels.
 const LEFT: f64 = 200.0;
 const WIDTH: f64 = 960.0;
-const TOP: f64 = 72.0;
+const TOP: f64 = 92.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 16.0;
 const MARGIN: f64 = 24.0;
 /// Shorter ones would not be visible.
 const LEAST: f64 = 1.5;
+/// The width of idle time that is cut, and the least distance of the times below.
+const CUT: f64 = 22.0;
+const APART: f64 = 56.0;
+
+/// Idle time is cut if it is longer than this part of the time in which something happens.
+const LONG: u64 = 12;
+/// Cuts take at most half of the width.
+const CUTS: usize = (WIDTH / CUT / 2.0) as usize;
 
 /// Parts of a command, with their colours.
-const PARTS: [(&str, &str); 4] = [
-    ("there", "#8dbbe3"),
-    ("served at the target", "#5f9e34"),
-    ("back", "#f2bd6b"),
-    ("failed", "#e0201b"),
-];
+const PARTS: [(&str, &str); 4] =
+    [("there", THERE), ("served at the target", GOOD), ("back", WAITING), ("failed", DOWN)];
+
+/// Lines from commands to what their targets did, and idle time that is cut.
+const WAY: &str = "#7a7a88";
+const IDLE: &str = "#e3e3ea";
 
 /// Keeps commands for a picture.
 #[derive(Default)]
@@ -55,8 +64,6 @@ impl Picture {
 
     /// Draws everything as a stand-alone SVG document.
     pub(super) fn draw(&self) -> String {
-        let first = self.commands.iter().map(begin).min().unwrap_or(0);
-        let last = self.commands.iter().map(end).max().unwrap_or(0);
         let mut rows: BTreeMap<Row, usize> = BTreeMap::new();
         for command in &self.commands {
             rows.insert(own_row(command), 0);
@@ -68,8 +75,8 @@ impl Picture {
         }
         rows.values_mut().enumerate().for_each(|(index, place)| *place = index);
         let height = TOP + ROW * rows.len() as f64 + 2.0 * MARGIN;
-        let taken = last.saturating_sub(first).max(1);
-        let mut drawing = Drawing { out: String::new(), first, taken, rows };
+        let clock = Clock::new(self.commands.iter().map(|command| (begin(command), end(command))));
+        let mut drawing = Drawing { out: String::new(), clock, rows };
         let width = LEFT + WIDTH + MARGIN;
         drawing.add(format_args!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
@@ -79,6 +86,7 @@ impl Picture {
         drawing.add(format_args!("<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>"));
         drawing.head(self.commands.len(), self.more, hidden);
         drawing.scale(height - 1.5 * MARGIN);
+        drawing.cuts(height - 1.5 * MARGIN);
         self.commands.iter().for_each(|command| drawing.command(command));
         drawing.add(format_args!("</svg>"));
         drawing.out
@@ -118,11 +126,72 @@ fn escaped(text: &str) -> String {
     safe
 }
 
+/// Where times are from left to right.
+struct Clock {
+    /// Beginnings and ends, in nanoseconds, of the times that are drawn to scale, in order. What is
+    /// between two of them is cut.
+    spans: Vec<(u64, u64)>,
+    /// The sum of their lengths.
+    taken: u64,
+}
+
+impl Clock {
+    /// A clock for commands with these beginnings and ends.
+    fn new(commands: impl Iterator<Item = (u64, u64)>) -> Self {
+        let mut busy: Vec<(u64, u64)> = commands.collect();
+        busy.sort_unstable();
+        let mut spans: Vec<(u64, u64)> = Vec::new();
+        for (begin, end) in busy {
+            match spans.last_mut() {
+                Some(last) if begin <= last.1 => last.1 = last.1.max(end),
+                _ => spans.push((begin, end)),
+            }
+        }
+        if spans.is_empty() {
+            spans.push((0, 0));
+        }
+        let taken: u64 = spans.iter().map(|(begin, end)| end - begin).sum();
+        // The shortest of the idle times that are cut: at most CUTS of them are.
+        let mut idle: Vec<u64> = spans.windows(2).map(|two| two[1].0 - two[0].1).collect();
+        idle.sort_unstable_by(|one, other| other.cmp(one));
+        let long = (taken / LONG).max(1).max(idle.get(CUTS).map_or(0, |next| next + 1));
+        spans.dedup_by(|next, last| {
+            let kept = next.0 - last.1 < long;
+            if kept {
+                last.1 = next.1;
+            }
+            kept
+        });
+        let taken = spans.iter().map(|(begin, end)| end - begin).sum::<u64>().max(1);
+        Self { spans, taken }
+    }
+
+    fn first(&self) -> u64 {
+        self.spans.first().map_or(0, |span| span.0)
+    }
+
+    fn x(&self, ns: u64) -> f64 {
+        let scale = (WIDTH - CUT * (self.spans.len() - 1) as f64) / self.taken as f64;
+        let mut x = LEFT;
+        let mut before = None;
+        for &(begin, end) in &self.spans {
+            if ns < begin {
+                // In what is cut, or before the beginning.
+                return before.map_or(x, |_| x - CUT / 2.0);
+            }
+            if ns <= end {
+                return x + scale * (ns - begin) as f64;
+            }
+            x += scale * (end - begin) as f64 + CUT;
+            before = Some(end);
+        }
+        x - CUT
+    }
+}
+
 struct Drawing {
     out: String,
-    /// The beginning and the length of the picture, in nanoseconds.
-    first: u64,
-    taken: u64,
+    clock: Clock,
     rows: BTreeMap<Row, usize>,
 }
 
@@ -134,8 +203,7 @@ impl Drawing {
     }
 
     fn x(&self, ns: u64) -> f64 {
-        let since = ns.saturating_sub(self.first).min(self.taken);
-        LEFT + WIDTH * since as f64 / self.taken as f64
+        self.clock.x(ns)
     }
 
     /// The upper edge of a row's bars.
@@ -156,11 +224,27 @@ impl Drawing {
             "<text x=\"{MARGIN}\" y=\"28\" font-size=\"16\" font-weight=\"bold\">{title}</text>"
         ));
         for (place, (name, colour)) in PARTS.into_iter().enumerate() {
-            let x = LEFT + 160.0 * place as f64;
+            let x = LEFT + 150.0 * place as f64;
             self.add(format_args!(
                 "<rect x=\"{x}\" y=\"40\" width=\"12\" height=\"12\" fill=\"{colour}\"/>\
                  <text x=\"{}\" y=\"50\">{name}</text>",
                 x + 18.0
+            ));
+        }
+        let (x, y) = (LEFT + 150.0 * PARTS.len() as f64, 46);
+        self.add(format_args!(
+            "<circle cx=\"{x}\" cy=\"{y}\" r=\"2.5\"/><text x=\"{}\" y=\"50\">doorbell</text>\
+             <path d=\"M{} 40l16 12\" stroke=\"{WAY}\"/>\
+             <text x=\"{}\" y=\"50\">to the target</text>",
+            x + 10.0,
+            x + 90.0,
+            x + 114.0
+        ));
+        if self.clock.spans.len() > 1 {
+            self.add(format_args!(
+                "<rect x=\"{LEFT}\" y=\"60\" width=\"12\" height=\"12\" fill=\"{IDLE}\"/>\
+                 <text x=\"{}\" y=\"70\">idle time, cut; its length is above</text>",
+                LEFT + 18.0
             ));
         }
         for ((node, serves, tni, cq, place), row) in self.rows.clone() {
@@ -183,19 +267,56 @@ impl Drawing {
     /// Draws lines of time, at round numbers, with their microseconds.
     fn scale(&mut self, bottom: f64) {
         let mut step = 1;
-        while self.taken / step > 10 {
+        while self.clock.taken / step > 10 {
             // 1, 2, 5, 10, and so on.
             step = if step.to_string().starts_with('2') { step / 2 * 5 } else { step * 2 };
         }
-        for tick in 0..=self.taken / step {
-            let (ns, top) = (tick * step, TOP - 8.0);
-            let x = self.x(self.first + ns);
+        let (first, top) = (self.clock.first(), TOP - 8.0);
+        let mut last = f64::NEG_INFINITY;
+        for (begin, end) in self.clock.spans.clone() {
+            for tick in (begin - first).div_ceil(step)..=(end - first) / step {
+                let ns = tick * step;
+                let x = self.x(first + ns);
+                self.add(format_args!("<path d=\"M{x:.1} {top}V{bottom}\" stroke=\"#d0d0d8\"/>"));
+                if x - last < APART {
+                    continue;
+                }
+                last = x;
+                self.add(format_args!(
+                    "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{} us</text>",
+                    bottom + 16.0,
+                    ns as f64 / 1000.0
+                ));
+            }
+        }
+        self.add(format_args!(
+            "<text x=\"{MARGIN}\" y=\"{}\">since the first command</text>",
+            bottom + 16.0
+        ));
+    }
+
+    /// Draws what is cut, with its length.
+    fn cuts(&mut self, bottom: f64) {
+        let mut last = f64::NEG_INFINITY;
+        for two in self.clock.spans.clone().windows(2) {
+            let (from, to) = (self.x(two[0].1), self.x(two[1].0));
+            let (top, width) = (TOP - 8.0, to - from);
+            let length = (two[1].0 - two[0].1) as f64 / 1000.0;
             self.add(format_args!(
-                "<path d=\"M{x:.1} {top}V{bottom}\" stroke=\"#d0d0d8\"/>\
-                 <text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{} us</text>",
-                bottom + 16.0,
-                ns as f64 / 1000.0
+                "<rect x=\"{from:.1}\" y=\"{top}\" width=\"{width:.1}\" height=\"{}\" \
+                 fill=\"{IDLE}\"><title>{length} us without a command</title></rect>",
+                bottom - top
             ));
+            let x = (from + to) / 2.0;
+            if x - last >= APART {
+                last = x;
+                self.add(format_args!(
+                    "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\" font-size=\"10\">\
+                     {} us</text>",
+                    top - 3.0,
+                    length.round()
+                ));
+            }
         }
     }
 
@@ -239,7 +360,7 @@ impl Drawing {
                 let (from, to) = if from < to { (from + BAR, to) } else { (from, to + BAR) };
                 let (x, at) = (self.x(begin), self.x(part.begin_ns));
                 self.add(format_args!(
-                    "<path d=\"M{x:.1} {from}L{at:.1} {to}\" stroke=\"#7a7a88\" \
+                    "<path d=\"M{x:.1} {from}L{at:.1} {to}\" stroke=\"{WAY}\" \
                      stroke-width=\"0.7\"/>"
                 ));
             }
@@ -263,6 +384,26 @@ mod tests {
         assert!(!svg.contains(control), "{svg}");
         assert!(svg.contains("&lt;/title&gt;&lt;script&gt;"), "{svg}");
         assert_eq!(svg.matches("<title>").count(), svg.matches("</title>").count());
+    }
+
+    #[test]
+    fn idle_time_is_cut() {
+        let at = |begin: u64| (begin, begin + 1000);
+        let clock = Clock::new([at(2_000_000), at(0), at(500), at(1_000_000)].into_iter());
+        assert_eq!(clock.spans, [(0, 1500), (1_000_000, 1_001_000), (2_000_000, 2_001_000)]);
+        assert!((clock.x(0) - LEFT).abs() < 1e-9);
+        assert!((clock.x(2_001_000) - LEFT - WIDTH).abs() < 1e-9);
+        let widths = [(0, 1500), (1_000_000, 1_001_000)].map(|(a, b)| clock.x(b) - clock.x(a));
+        assert!((widths[0] / widths[1] - 1.5).abs() < 1e-9, "{widths:?}");
+        assert!((clock.x(1_000_000) - clock.x(1500) - CUT).abs() < 1e-9);
+        assert!(clock.x(500_000) > clock.x(1500) && clock.x(500_000) < clock.x(1_000_000));
+        // A short wait is no cut, and of very many the longest are.
+        assert_eq!(Clock::new([(0, 1000), (1010, 2000)].into_iter()).spans, [(0, 2000)]);
+        let many = Clock::new((0..400).map(|n| (n * 1_000_000, n * 1_000_000 + 10)));
+        assert!(many.spans.len() <= CUTS + 1);
+        let waits = (0..400).map(|n: u64| (n * n * 1_000_000, n * n * 1_000_000 + 10));
+        assert_eq!(Clock::new(waits).spans.len(), CUTS + 1);
+        assert_eq!(Clock::new(std::iter::empty()).x(5), LEFT);
     }
 
     #[test]

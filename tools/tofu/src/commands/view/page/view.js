@@ -6,7 +6,8 @@ const MOST_FRAMES = 3600;
 const ROWS = 400;
 
 const film = { first: 0, frames: [], ended: false };
-const scene = { nodes: new Map(), links: [], at: [], torus: null };
+const scene = { nodes: new Map(), links: [], at: [], torus: null, words: new Map() };
+const LOADS = ["load1", "load2", "load3", "load4", "load5"];
 const shown = {
   frame: -1, live: true, node: null, route: [], panel: "node", sort: "index", down: false,
 };
@@ -71,15 +72,42 @@ function begin(stage) {
     put(scene.ports, link.to, { link, port: opposite(link.port), to: link.from, back: true });
   }
   lay(shape.split("x").map(Number));
-  const names = { idle: "idle link", load1: "load, least", load3: "load", load5: "load, most",
-    down: "down", path: "chosen path" };
-  for (const [name, text] of Object.entries(names)) {
-    const entry = make("li", text);
-    const mark = make("i");
+  scene.length = shape.split("x").map(Number);
+  legend();
+}
+
+// What each colour means. The words of loads have rates, which change with the frame.
+function legend() {
+  const links = [["idle", "no traffic"], ...LOADS.map((name) => [name, ""]),
+    ["down", "link down", "dashed"], ["path", "chosen path"]];
+  const nodes = [["good", "node works"], ["wait", "waits or paused"], ["off", "ended"],
+    ["down", "down"], ["idle", "without a guest"]];
+  const marks = [...links, ...nodes.map(([name, text]) => [name, text, "node"])];
+  for (const [name, text, kind] of marks) {
+    const entry = make("li");
+    const mark = make("i", undefined, kind);
     mark.style.color = `var(--${name})`;
-    entry.prepend(mark);
+    const words = make("span", text);
+    entry.append(mark, words);
+    if (LOADS.includes(name)) scene.words.set(name, words);
     get("legend").append(entry);
   }
+  const jobs = make("li");
+  for (const colour of FILLS) {
+    const mark = make("i", undefined, "node");
+    mark.style.color = colour;
+    jobs.append(mark);
+  }
+  jobs.append(make("span", "nodes of jobs, by number"));
+  get("legend").append(jobs);
+}
+
+// The scale of loads: the most that each colour stands for.
+function scale(now) {
+  LOADS.forEach((name, n) => {
+    const most = now.loads.length ? `up to ${short((now.most * (n + 1)) / LOADS.length)}B/s` : "-";
+    set(scene.words.get(name), most);
+  });
 }
 
 // Nodes of a machine that starts come one after the other.
@@ -166,6 +194,7 @@ function show(number) {
   prepare(now);
   enter(now);
   tell(before, now);
+  scale(now);
   const jobs = now.jobs.filter((job) => job.state === "running").length;
   const down = now.down.length ? `, ${count(now.down.length, "link")} down` : "";
   const nodes = count(scene.nodes.size, "node");
@@ -279,7 +308,9 @@ const WIDTHS = {
 // If there are more links, those with little load are not wider than a pixel. Without a graphics
 // processor, wider lines take eight times as long.
 const MANY = 1000;
-const FILLS = ["#1f6fb4", "#d9660a", "#2f8f5b", "#a04bb0", "#a8860b", "#5b63b8"];
+const FILLS = ["#0072b2", "#cc79a7", "#56b4e9", "#f0e442", "#8a63c9", "#9a6b2f"];
+// Machines of more nodes have numbers only when they are near.
+const NUMBERED = 64;
 
 function draw() {
   project();
@@ -324,6 +355,7 @@ function draw() {
       paint.fill();
     }
   }
+  labels(radius);
   if (shown.node !== null) {
     const r = radius * view.depth[shown.node] + 4 * view.ratio;
     paint.beginPath();
@@ -332,6 +364,39 @@ function draw() {
     paint.lineWidth = 2 * view.ratio;
     paint.stroke();
   }
+}
+
+// The numbers of nodes where there is room, and the directions of axes.
+function labels(radius) {
+  const { ratio, x, y } = view;
+  paint.fillStyle = theme.front;
+  paint.font = `${12 * ratio}px system-ui, sans-serif`;
+  if (scene.at.length <= NUMBERED || view.scale > 60 * ratio) {
+    for (let n = 0; n < scene.at.length; n++) {
+      if (x[n] < 0 || x[n] > canvas.width || y[n] < 0 || y[n] > canvas.height) continue;
+      paint.fillText(String(n), x[n] + radius + 2 * ratio, y[n] + radius + 8 * ratio);
+    }
+  }
+  const [ct, st] = [Math.cos(view.turn), Math.sin(view.turn)];
+  const [cu, su] = [Math.cos(view.tilt), Math.sin(view.tilt)];
+  // As `project` turns them, without perspective.
+  const ways = [[ct, st * su], [0, cu], [st, -ct * su]];
+  const [left, top, long] = [58 * ratio, 58 * ratio, 34 * ratio];
+  paint.strokeStyle = theme.front;
+  paint.lineWidth = 1.2 * ratio;
+  ways.forEach(([dx, dy], axis) => {
+    const used = ["XYZ"[axis], "ABC"[axis]].filter((_, n) => scene.length[axis + 3 * n] > 1);
+    if (!used.length) return;
+    paint.beginPath();
+    paint.moveTo(left, top);
+    paint.lineTo(left + dx * long, top + dy * long);
+    paint.stroke();
+    paint.textAlign = "center";
+    paint.textBaseline = "middle";
+    paint.fillText(used.join(" "), left + dx * long * 1.4, top + dy * long * 1.4);
+  });
+  paint.textAlign = "start";
+  paint.textBaseline = "alphabetic";
 }
 
 function fill(n, now) {
