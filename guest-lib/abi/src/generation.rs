@@ -11,6 +11,7 @@
 
 use core::fmt;
 
+use crate::Coords;
 use crate::barrier::Profile;
 use crate::desc::{Command, PIGGYBACK_BUFFER_MAX};
 use crate::ids::{BgId, CqId, TniId};
@@ -122,6 +123,8 @@ pub struct Description {
     pub cqs: u8,
     /// Processes of a node that can have a control queue of some interface for themselves.
     pub processes: u8,
+    /// Cores of a node that run programs.
+    pub cores: u8,
     /// Domains of a node's memory.
     pub groups: MemoryGroups,
     /// Barrier gates and channels.
@@ -153,6 +156,10 @@ pub struct Description {
     pub electric_block: Option<[u8; 6]>,
     /// The nodes of a board, which is what is replaced when a part of it fails, X Y Z A B C.
     pub board: [u8; 6],
+    /// The nodes of a shelf, X Y Z A B C, if the papers have shelves.
+    pub shelf: Option<[u8; 6]>,
+    /// True if the optical links of a board's two nodes in the same direction share a cable.
+    pub shared_cables: bool,
 }
 
 /// 312.5 MHz, four interfaces with two queues for users and one for the kernel, 8 channels and 64
@@ -173,6 +180,7 @@ const K: Description = Description {
     tnis: 4,
     cqs: 3,
     processes: 8,
+    cores: 8,
     groups: MemoryGroups { near: 1, far: 0 },
     barrier: Profile { tnis: 1, channels: 8, gates: MAX_BG as u8, integers: 1, doubles: 1 },
     system_channels: 1,
@@ -188,12 +196,15 @@ const K: Description = Description {
     bus_bytes_per_s: Some(15_000_000_000),
     electric_block: None,
     board: [1, 1, 1, 2, 1, 2],
+    shelf: None,
+    shared_cables: false,
 };
 
-/// As the K computer, but for the bus (TofuD, Table IV).
+/// As the K computer, but for the cores (TofuD, Table II) and the bus (Table IV).
 const FX10: Description = Description {
     name: "fx10",
     machine: "PRIMEHPC FX10",
+    cores: 16,
     bus_bytes_per_s: Some(17_600_000_000),
     ..K
 };
@@ -210,6 +221,7 @@ const FX100: Description = Description {
     device_id: DEVICE_TOFU2,
     cqs: NUM_CQ as u8,
     processes: 32,
+    cores: 32,
     groups: MemoryGroups { near: 2, far: 0 },
     atomics: true,
     session_mode: true,
@@ -226,8 +238,10 @@ const FX100: Description = Description {
 
 /// Six interfaces, each with barriers of 16 channels and 48 gates, of eight integers or three
 /// floating-point numbers (TofuD, IV.C, IV.D), 425 MHz, lanes (Table I), alignment (V.D), half a
-/// rack, a CPU memory unit of two nodes on C (IV.B); queues and addresses as in the public register
-/// map, processes as in public programs of uTofu, near and far memory groups (IV.A).
+/// rack, a shelf, a CPU memory unit of two nodes on C, whose links share cables (IV.A, IV.B); queues
+/// and addresses as in the public register map, near and far memory groups (IV.A). Public programs
+/// of uTofu have up to 36 processes; that 48, one for each core, have eight queues of each interface
+/// is *ours*.
 const FUGAKU: Description = Description {
     name: "fugaku",
     machine: "Fugaku",
@@ -235,7 +249,8 @@ const FUGAKU: Description = Description {
     version: 3,
     device_id: DEVICE_TOFUD,
     tnis: NUM_TNI as u8,
-    processes: 36,
+    processes: 48,
+    cores: 48,
     groups: MemoryGroups { near: 2, far: 2 },
     barrier: Profile {
         tnis: NUM_TNI as u8,
@@ -250,6 +265,8 @@ const FUGAKU: Description = Description {
     link: Link { lanes: 2, lane_kbps: 28_050_000, coding: (64, 66) },
     electric_block: Some([2, 2, 4, 2, 3, 2]),
     board: [1, 1, 1, 1, 1, 2],
+    shelf: Some([1, 1, 4, 2, 3, 2]),
+    shared_cables: true,
     ..FX100
 };
 
@@ -422,6 +439,26 @@ impl Description {
         }
     }
 
+    /// True if the link between two neighbours leaves a block of nodes with electric links.
+    pub fn is_optical(&self, from: Coords, to: Coords) -> bool {
+        let Some(block) = self.electric_block else { return false };
+        Self::block_of(from, block) != Self::block_of(to, block)
+    }
+
+    /// The node whose link in the same direction is in the same cable as the link from `from` to
+    /// its neighbour `to`, if there is one.
+    pub fn shares_cable(&self, from: Coords, to: Coords) -> Option<Coords> {
+        let shared = self.shared_cables && self.is_optical(from, to);
+        // The two nodes of a board are neighbours on C.
+        shared.then_some(Coords { c: from.c ^ 1, ..from })
+    }
+
+    /// The place of a node's block among all such blocks, on X, Y, Z, A, B and C.
+    pub fn block_of(at: Coords, block: [u8; 6]) -> [u8; 6] {
+        let at = at.to_array();
+        core::array::from_fn(|axis| at[axis].checked_div(block[axis]).unwrap_or(0))
+    }
+
     /// Bytes a second that a node can send by all its interfaces, if only links limit it.
     pub const fn injection_bytes_per_s(&self) -> u64 {
         self.tnis as u64 * self.link.bytes_per_s()
@@ -453,6 +490,26 @@ mod tests {
             )
         });
         assert_eq!(resources, [(12, 8, 64), (12, 8, 64), (48, 8, 64), (72, 96, 288)]);
+    }
+
+    #[test]
+    fn nodes_have_a_queue_for_each_core() {
+        let few = |g: &Generation| g.description().processes < g.description().cores;
+        assert!(Generation::ALL.iter().filter(|g| few(g)).eq(&[Generation::Fx10]));
+    }
+
+    #[test]
+    fn cables_have_two_links_of_a_board() {
+        let at = |x, z, c| Coords::new(x, 0, z, 0, 0, c);
+        let shares = |from, to| FUGAKU.shares_cable(from, to);
+        // Half racks are two long on X and four on Z.
+        assert_eq!(shares(at(0, 0, 0), at(1, 0, 0)), None);
+        assert_eq!(shares(at(1, 0, 0), at(2, 0, 0)), Some(at(1, 0, 1)));
+        assert_eq!(shares(at(2, 0, 1), at(1, 0, 1)), Some(at(2, 0, 0)));
+        assert_eq!(shares(at(0, 3, 0), at(0, 4, 0)), Some(at(0, 3, 1)));
+        assert_eq!(FX100.shares_cable(at(0, 2, 0), at(0, 3, 0)), None);
+        assert!(FX100.is_optical(at(0, 2, 0), at(0, 3, 0)));
+        assert!(!K.is_optical(at(0, 2, 0), at(0, 3, 0)));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The interfaces and control queues that a process of a node has.
 //!
 //! The first control queue of each process is the same as on real systems (public sources give it
-//! for all numbers of processes per node), because programs compute IDs of their peers from it.
-//! These first queues are the starts of equal shares of the eleven user queues. A process takes
-//! further queues from its share. That, and the interfaces of more than four processes, are choices
-//! of ours.
+//! for up to 36 processes per node), because programs compute IDs of their peers from it. These first
+//! queues are the starts of equal shares of the eleven user queues. A process takes further queues
+//! from its share. That, the interfaces of more than four processes, and the queues of more than 36
+//! are choices of ours.
 
 use core::ops::Range;
 
@@ -63,7 +63,7 @@ impl DeviceShare {
     ///
     /// # Errors
     ///
-    /// If there are 0 or more than 36 processes, or fewer than `index` + 1.
+    /// If there are 0 or more than 48 processes, or fewer than `index` + 1.
     pub fn new(index: u16, processes: u16) -> Result<Self, Error> {
         Self::of(Generation::Fugaku, index, processes)
     }
@@ -73,14 +73,14 @@ impl DeviceShare {
     /// # Errors
     ///
     /// If there are 0 or too many processes (more than 8 on the K computer and FX10, 32 on FX100,
-    /// 36 on Fugaku), or fewer than `index` + 1.
+    /// 48 on Fugaku), or fewer than `index` + 1.
     pub fn of(generation: Generation, index: u16, processes: u16) -> Result<Self, Error> {
         let description = generation.description();
         let starts = starts(description, processes).ok_or_else(|| {
             let hint = match description.processes {
                 8 => "a node has 1 to 8 processes",
                 32 => "a node has 1 to 32 processes",
-                _ => "a node has 1 to 36 processes",
+                _ => "a node has 1 to 48 processes",
             };
             Error::with_value(Code::NotAvailable, "processes per node", processes.into(), hint)
         })?;
@@ -188,6 +188,8 @@ mod tests {
         assert_eq!(firsts(24), [0, 2, 5, 8]);
         assert_eq!(firsts(30), [0, 2, 5, 8, 10]);
         assert_eq!(firsts(36), [0, 2, 5, 8, 9, 10]);
+        // Ours: no source has more than 36.
+        assert_eq!(firsts(48), [0, 1, 2, 5, 6, 8, 9, 10]);
     }
 
     #[test]
@@ -213,7 +215,7 @@ mod tests {
             assert!(DeviceShare::of(generation, 0, too_many).is_err());
         }
         assert!(DeviceShare::new(0, 0).is_err());
-        assert!(DeviceShare::new(0, 37).is_err());
+        assert!(DeviceShare::new(0, 49).is_err());
         assert!(DeviceShare::new(4, 4).is_err());
     }
 

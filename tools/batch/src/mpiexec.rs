@@ -18,7 +18,7 @@ use crate::resources::MOST;
 use crate::spool::Spool;
 
 /// The most ranks on a node of Fugaku's that have control queues here.
-const MOST_ON_NODE: u32 = 36;
+const MOST_ON_NODE: u32 = 48;
 /// The longest file of places, in bytes.
 const MOST_PLACES: u64 = 1 << 20;
 
@@ -612,11 +612,11 @@ mod tests {
         job.record.request.processes = Some(8);
         let error = spec_of("-n 9 a", &job).unwrap_err().to_string();
         assert!(error.contains("-n 9: the job has 8 processes"), "{error}");
-        job.record.request.processes = Some(48);
+        job.record.request.processes = Some(49);
         job.record.request.per_node = None;
         job.record.request.nodes.lens = vec![1];
         let found = spec_of("a", &job).unwrap();
-        assert_eq!((found.ranks, found.ppn, found.map), (Some(48), Some(36), None));
+        assert_eq!((found.ranks, found.ppn, found.map), (Some(49), Some(48), None));
     }
 
     proptest! {

@@ -501,17 +501,17 @@ mod tests {
     fn excess_ranks_are_reported() {
         let cases = [
             (wanted(Some(0), None, None), "one rank or more"),
-            (wanted(None, None, Some(37)), "1 to 36 ranks"),
+            (wanted(None, None, Some(49)), "1 to 48 ranks"),
             (wanted(Some(13), None, Some(1)), "13 ranks are too many: the machine has 12"),
-            (wanted(Some(433), None, None), "at most 432"),
-            (wanted(Some(73), Some("2"), None), "has at most 72"),
+            (wanted(Some(577), None, None), "at most 576"),
+            (wanted(Some(97), Some("2"), None), "has at most 96"),
             (wanted(None, Some("4x4"), None), "4x4"),
         ];
         for (wanted, expected) in cases {
             let error = format!("{:#}", lay(&unit(), wanted).unwrap_err());
             assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         }
-        assert!(wanted(Some(433), None, None).nodes().is_err());
+        assert!(wanted(Some(577), None, None).nodes().is_err());
         for generation in Generation::ALL {
             let most = u32::from(generation.description().processes);
             let interconnect = Interconnect::Tofu(generation);

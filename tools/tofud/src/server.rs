@@ -27,11 +27,11 @@ use crate::lease::{ClientId, Leases, Refused};
 use crate::limits::Limits;
 use crate::throttle::Throttle;
 
-/// The most connections at a time. A node has at most 36 processes.
+/// The most connections at a time. A node has at most 48 processes.
 pub const MAX_CLIENTS: usize = 64;
 /// The most connections at a time of a user whose processes are isolated: as many as a node has
 /// processes.
-const MAX_OF_USER: usize = 36;
+const MAX_OF_USER: usize = 48;
 /// Device addresses that a process has from the start, in bytes; it asks for more when they are
 /// used up.
 const FIRST_ADDRESSES: u64 = 8 << 30;

@@ -138,7 +138,7 @@ fn functions_return_the_manuals_codes() {
     let Some(mut output) = build_and_run(&source, &PAIR) else {
         return;
     };
-    let many = [PAIR[0], ("TOFU_SHAPE", "1x1x1x1x1x1"), ("TOFU_PPN", "36")];
+    let many = [PAIR[0], ("TOFU_SHAPE", "1x1x1x1x1x1"), ("TOFU_PPN", "48")];
     output += &build_and_run_with(&C, &source, &["many-processes"], &many).unwrap();
     let none = [("TOFU_DEVICE", "ffff:ff:1f.7")];
     output += &build_and_run_with(&C, &source, &["no-device"], &none).unwrap();

@@ -3,7 +3,7 @@
  * must report it for that function. Prints a line "function code" for each; the Rust side compares
  * them with the table in the manual (TOFU_SHAPE=1x1x1x2x1x1).
  *
- * With an argument: codes that need many processes on a node (many-processes, TOFU_PPN=36), or
+ * With an argument: codes that need many processes on a node (many-processes, TOFU_PPN=48), or
  * codes without a device (no-device).
  */
 #include "test.h"
@@ -676,7 +676,7 @@ static void many_processes(void)
 {
     utofu_tni_id_t *ids;
     utofu_vcq_hdl_t vcq;
-    for (unsigned process = 0; process < 36; process++) {
+    for (unsigned process = 0; process < 48; process++) {
         OK(tofu_inproc_select(process));
         OK(utofu_get_onesided_tnis(&ids, &n));
         IS(n, 1);

@@ -244,6 +244,19 @@ fn ranks_share_nodes() {
     assert_eq!(said, (0..6).map(line).collect::<Vec<_>>());
 }
 
+/// Two nodes of 48 ranks: the cores of Fugaku, each rank with its own control queue.
+#[test]
+fn every_core_has_a_rank() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("all_cores.c") else { return };
+    let args = ["-n", "96", "--ppn", "48", "--grace", "60s", &program];
+    let line = |rank: u32| format!("{rank}: all pairs");
+    assert_eq!(jobs.lines(&args), (0..96).map(line).collect::<Vec<_>>());
+    let said = jobs.run(&[&args[..], &["without"]].concat());
+    let right = said.out.lines().filter(|line| line.ends_with(": all pairs")).count();
+    assert_eq!((said.code, right), (Some(137), 95), "{said:?}");
+}
+
 #[test]
 fn killed_rank_leaves_its_node_usable() {
     let jobs = Jobs::new();
@@ -555,7 +568,7 @@ fn mistakes_are_one_line() {
         (&["-n", "0", "true"][..], "-n 0: a job has one rank or more"),
         (&["-n", "1000", "true"], "1000 nodes are too many: with --local a job has up to 256"),
         (&["-n", "3", "--shape", "1x1x1x2x1x1", "true"], "has 2 nodes, and the job needs 3"),
-        (&["--ppn", "37", "true"], "--ppn 37: a node has 1 to 36 ranks"),
+        (&["--ppn", "49", "true"], "--ppn 49: a node has 1 to 48 ranks"),
         (&["--map", "200", "--ppn", "4", "true"], "800 ranks: with --local a job has up to 256"),
         (&["--copy", "Cargo.toml", "true"], "--copy is for ranks on nodes"),
         (&["--cwd", "no-such-folder", "true"], "--cwd no-such-folder: cannot read it"),
