@@ -22,7 +22,7 @@ use plot::Curves;
 /// Options of `tofu sim`.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// `papers`, `measured`, a scenario file, or the name of a scenario.
+    /// `papers`, `tables`, `measured`, a scenario file, or the name of a scenario.
     pub what: String,
     /// True if there are as many messages as the papers have.
     pub full: bool,
@@ -53,6 +53,10 @@ pub fn run(args: &Options) -> anyhow::Result<u8> {
     if args.what == "papers" {
         let report = papers::Report::measure(papers::Extent::new(args.full))?;
         return args.print(&report, report.curves(), &report.text());
+    }
+    if args.what == "tables" {
+        let tables = papers::Tables::new()?;
+        return args.print(&tables, &[], &tables.text());
     }
     if args.what == "measured" {
         let speed = args.ns_per_instruction.unwrap_or(measured::NS_PER_INSTRUCTION);

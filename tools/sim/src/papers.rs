@@ -9,6 +9,7 @@ mod live;
 mod permutations;
 mod results;
 mod switching;
+mod tables;
 mod tnw;
 mod values;
 
@@ -20,6 +21,7 @@ use serde::Serialize;
 use crate::plot::{Curves, Line};
 pub(crate) use results::Extent;
 use results::{Results, SEEDS};
+pub(crate) use tables::Tables;
 use values::{Kind, Published, VALUES, Value};
 
 /// A published value next to ours.

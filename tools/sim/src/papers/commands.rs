@@ -74,7 +74,12 @@ fn one_way(
 
 /// Sends consecutive messages from one end, or from both at once. Returns the bytes per second of
 /// one direction.
-fn ping(generation: Generation, bytes: u32, both: bool, extent: Extent) -> anyhow::Result<f64> {
+pub(super) fn ping(
+    generation: Generation,
+    bytes: u32,
+    both: bool,
+    extent: Extent,
+) -> anyhow::Result<f64> {
     let (model, mut ends) = pair(generation)?;
     let paper = PAPER_MESSAGES as usize;
     let count = if extent.full { paper } else { (MEMORY / bytes as usize).clamp(8, 256) };
@@ -100,9 +105,12 @@ fn ping(generation: Generation, bytes: u32, both: bool, extent: Extent) -> anyho
     Ok(((count - before) as f64 * f64::from(bytes)) * 1e12 / (last - first) as f64)
 }
 
+/// Bytes of the Puts of Table V (*ours*).
+pub(super) const LARGE: u32 = 1 << 20;
+
 /// Sends from all interfaces of a node at once, each to another neighbour. Returns the bytes per
 /// second.
-fn injection(generation: Generation) -> anyhow::Result<f64> {
+pub(super) fn injection(generation: Generation) -> anyhow::Result<f64> {
     const BYTES: u32 = 2 << 20;
     const COUNT: usize = 2;
     let shape = Shape::new([3, 3, 3, 1, 1, 1])?;
@@ -167,7 +175,6 @@ pub(super) fn measure(results: &mut Results, extent: Extent) -> anyhow::Result<(
     for (name, generation) in rates {
         results.set(name, injection(generation)? / 1e9);
     }
-    const LARGE: u32 = 1 << 20;
     let puts = [("put-tofu", tofu), ("put-tofu2", tofu2), ("put-tofud", tofud)];
     for (name, generation) in puts {
         results.set(name, ping(generation, LARGE, false, extent)? / 1e9);

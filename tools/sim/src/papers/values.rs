@@ -339,8 +339,9 @@ pub(super) const VALUES: &[Value] = &[
 
 #[cfg(test)]
 mod tests {
-    use tofu_abi::generation::{Description, Generation};
+    use tofu_abi::generation::Generation;
 
+    use super::super::tables::{Row, TABLE_I, TABLE_II};
     use super::*;
 
     const PAGE: &str = include_str!("../../../../docs/src/reference/papers.md");
@@ -366,29 +367,13 @@ mod tests {
     fn reference_has_the_descriptions_tables() {
         let all =
             [Generation::K, Generation::Fx100, Generation::Fugaku].map(Generation::description);
-        let line = |what: &str, of: &dyn Fn(&Description) -> String| {
+        let line = |(what, of): &Row| {
             let [tofu, tofu2, tofud] = all.map(of);
             format!("| {what} | {tofu}, {tofu2}, {tofud} |")
         };
-        let barrier =
-            |of: &Description, each: u8| (u32::from(of.barrier.tnis) * u32::from(each)).to_string();
-        let lines = [
-            line("lanes of a node", &|of| {
-                (u32::from(of.ports) * u32::from(of.link.lanes)).to_string()
-            }),
-            line("data rate, Gbit/s", &|of| (f64::from(of.link.lane_kbps) / 1e6).to_string()),
-            line("link bandwidth, GB/s", &|of| {
-                format!("{:.1}", of.link.bytes_per_s() as f64 / 1e9)
-            }),
-            line("interfaces of a node", &|of| of.tnis.to_string()),
-            line("injection bandwidth of a node, GB/s", &|of| {
-                (of.injection_bytes_per_s() as f64 / 1e9).to_string()
-            }),
-            line("memory groups of a node", &|of| (of.groups.near + of.groups.far).to_string()),
-            line("queues of a node", &|of| (u32::from(of.tnis) * u32::from(of.cqs)).to_string()),
-            line("barrier channels of a node", &|of| barrier(of, of.barrier.channels)),
-            line("barrier gates of a node", &|of| barrier(of, of.barrier.gates)),
-        ];
+        // The paper has both machines of Tofu in one cell.
+        let lines = TABLE_I.iter().chain(&TABLE_II).map(line);
+        let lines = lines.map(|line| line.replace("node | 8, 32", "node | 8 or 16, 32"));
         for line in lines {
             assert!(PAGE.contains(&line), "{line}");
         }

@@ -8,13 +8,14 @@ use tofu_sim::Options;
 /// Run a network in modelled time, without guests
 ///
 /// `tofu sim papers` prints values that papers have published about the Tofu interconnects and TNW,
-/// next to those of this model. `tofu sim measured` runs programs in modelled time, and
+/// next to those of this model. `tofu sim tables` prints the TofuD paper's tables of the generations
+/// from this model's parameters. `tofu sim measured` runs programs in modelled time, and
 /// prints their times next to what was measured on Fugaku. Given a scenario (a traffic pattern), it
 /// runs that and prints the results.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SimArgs {
-    /// papers, measured, a scenario file, or one of the scenarios torus, uniform, permutation,
+    /// papers, tables, measured, a scenario file, or one of the scenarios torus, uniform, permutation,
     /// rails, neighbour, transpose, hotspot, errors, k and tnw
     #[arg(value_name = "WHAT")]
     what: String,
@@ -55,6 +56,7 @@ const EXAMPLES: &str = "\
 Examples:
   tofu sim papers                  each published value beside ours
   tofu sim papers --svg papers.svg
+  tofu sim tables                  the generations side by side
   tofu sim measured                programs beside their times on Fugaku
   tofu sim uniform                 latency against load, half a rack
   tofu sim torus                   latency against load and saturation, 8x8x8
