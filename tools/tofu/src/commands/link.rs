@@ -5,22 +5,25 @@ use std::io::{self, Write};
 use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde_json::json;
-use tofu_abi::Coords;
+use tofu_abi::{Coords, Generation};
 use tofu_control::protocol::{LinkEnd, Reply, Request};
-use tofu_control::{MachineName, ask, find_machine, locate, node_number, parse_node, place, shape};
+use tofu_control::{
+    MachineName, ask, find_machine, info, locate, node_number, parse_node, place, shape,
+};
 use tofu_fabric::{Link, Port, Shape};
 use tofu_supervisor::link_errors::{LinkErrorSpec, Rate};
 
 /// Take links of a running machine down and up, make them fail in part, or list them
 ///
-/// A link goes down as a whole, in both directions. Packets sent over a link that is down are lost:
+/// A link goes down as a whole, in both directions. On Fugaku the optical links of a board's two
+/// nodes in the same direction share a cable, and go down and up together unless --alone is given. Packets sent over a link that is down are lost:
 /// the port at its near end counts them, and their loss is reported.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum LinkCommand {
     /// Take the link between two neighbours down
-    Down(LinkArgs),
+    Down(CableArgs),
     /// Bring the link between two neighbours up again
-    Up(LinkArgs),
+    Up(CableArgs),
     /// Inject bit errors, lane failures or lost ACKs on a modelled link; with no option, clear them
     ///
     /// The errors are in both directions. The machine must have links = "modelled". Guests lose no
@@ -57,6 +60,17 @@ pub(crate) enum LinkCommand {
     },
 }
 
+/// Which link, and whether its cable's other link follows.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CableArgs {
+    #[command(flatten)]
+    link: LinkArgs,
+
+    /// This link alone, as if its transceiver and not the cable had failed
+    #[arg(long)]
+    alone: bool,
+}
+
 /// Which link.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct LinkArgs {
@@ -87,13 +101,28 @@ pub(crate) fn run(command: &LinkCommand) -> anyhow::Result<u8> {
     }
 }
 
-fn set(args: &LinkArgs, up: bool) -> anyhow::Result<u8> {
-    let (control, shape, at) = locate(&args.from)?;
-    let node = node_number(&shape, at)?;
-    for port in ports(&shape, at, &args.to)? {
-        ask(&control, &Request::SetLink { node, port: port.to_string(), up })?;
+fn set(args: &CableArgs, up: bool) -> anyhow::Result<u8> {
+    let CableArgs { link, alone } = args;
+    let (control, shape, at) = locate(&link.from)?;
+    let generation = if *alone { None } else { info(&control)?.generation() };
+    for port in ports(&shape, at, &link.to)? {
+        let other = generation.and_then(|of| in_cable(of, &shape, at, port));
+        for from in [Some(at), other].into_iter().flatten() {
+            let node = node_number(&shape, from)?;
+            ask(&control, &Request::SetLink { node, port: port.to_string(), up })?;
+        }
+        if let Some(other) = other {
+            writeln!(io::stdout(), "with {port} of {other}, in the same cable")?;
+        }
     }
     Ok(0)
+}
+
+/// The node whose link at the same port is in the same cable, if there is one.
+fn in_cable(generation: Generation, shape: &Shape, at: Coords, port: Port) -> Option<Coords> {
+    let to = shape.neighbor(at, port)?;
+    let other = generation.description().shares_cable(at, to)?;
+    shape.neighbor(other, port).map(|_| other)
 }
 
 fn set_errors(args: &LinkArgs, spec: Option<LinkErrorSpec>) -> anyhow::Result<u8> {
@@ -168,6 +197,19 @@ mod tests {
         let pair: Shape = "2x1x1x1x1x1".parse().unwrap();
         assert_eq!(ports(&pair, at, "1").unwrap(), [Port::XMinus, Port::XPlus]);
         assert_eq!(ports(&pair, at, "X-").unwrap(), [Port::XMinus]);
+    }
+
+    #[test]
+    fn cables_join_links_of_a_board() {
+        let shape: Shape = "4x1x1x1x1x2".parse().unwrap();
+        let at = |x, c| Coords::new(x, 0, 0, 0, 0, c);
+        let of = |from, port| in_cable(Generation::Fugaku, &shape, from, port);
+        assert_eq!(of(at(1, 0), Port::XPlus), Some(at(1, 1)));
+        assert_eq!(of(at(0, 1), Port::XMinus), Some(at(0, 0)), "around the ring");
+        assert_eq!((of(at(0, 0), Port::XPlus), of(at(1, 0), Port::C)), (None, None));
+        assert_eq!(in_cable(Generation::Fx100, &shape, at(1, 0), Port::XPlus), None);
+        let single: Shape = "4x1x1x1x1x1".parse().unwrap();
+        assert_eq!(in_cable(Generation::Fugaku, &single, at(1, 0), Port::XPlus), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `tofu topo`: a machine's nodes and links as text, JSON or a picture.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
+use tofu_abi::generation::Description;
 use tofu_control::protocol::JobInfo;
 use tofu_fabric::{Axis, Link, Port, Shape};
 use tofu_machine::{Capacity, Generation};
@@ -116,6 +118,38 @@ fn carried(generation: Generation, capacity: &Capacity) -> String {
     )
 }
 
+/// The packages of boards, with the nodes of each.
+fn packages(generation: Generation) -> impl Iterator<Item = (&'static str, [u8; 6])> {
+    let Description { shelf, electric_block, .. } = *generation.description();
+    let outer = if shelf.is_some() { "half racks" } else { "chassis" };
+    let shelves = shelf.map(|shelf| ("shelves", shelf));
+    shelves.into_iter().chain(electric_block.map(|block| (outer, block)))
+}
+
+/// The name of the package that a node is in (*ours*): the place of its half rack on X, Y and Z,
+/// and behind a slash that of its shelf there; or the place of its chassis on X, Y, Z and B.
+fn package(generation: Generation, at: Coords) -> Option<String> {
+    let Description { shelf, electric_block, .. } = *generation.description();
+    let block = electric_block?;
+    let [x, y, z, _, b, _] = Description::block_of(at, block);
+    let Some(shelf) = shelf else { return Some(format!("{x}-{y}-{z}-{b}")) };
+    let [sx, sy, ..] = Description::block_of(at, shelf);
+    let within = |place: u8, axis: usize| place % (block[axis] / shelf[axis]).max(1);
+    Some(format!("{x}-{y}-{z}/{}", within(sx, 0) + 2 * within(sy, 1)))
+}
+
+/// The processor of each node.
+fn cores(generation: Generation) -> String {
+    let Description { cores, groups, tnis, .. } = *generation.description();
+    let far = match groups.far {
+        0 => String::new(),
+        far => format!(", {far} of them far from the TNIs"),
+    };
+    let all = groups.near + groups.far;
+    let groups = if all == 1 { "memory group (CMG)" } else { "memory groups (CMGs)" };
+    format!("each node: {cores} cores in {all} {groups}{far}; {tnis} TNIs")
+}
+
 /// The boards of a machine, unless they are cut short, and the racks if the papers tell what is in
 /// one.
 fn built(generation: Generation, shape: &Shape) -> String {
@@ -124,6 +158,10 @@ fn built(generation: Generation, shape: &Shape) -> String {
     let boards = Axis::ALL.map(|axis| u32::from(shape.len(axis).div_ceil(lengths[axis.index()])));
     let boards: u32 = boards.iter().product();
     let mut line = format!("boards of up to {nodes} nodes: {boards}");
+    for (name, block) in packages(generation) {
+        let blocks: BTreeSet<_> = shape.iter().map(|at| Description::block_of(at, block)).collect();
+        let _ = write!(line, "; {name}: {}", blocks.len());
+    }
     // Two racks have 17 units on Z, and X and Y join racks: IEEE Micro.
     if shape.has_io_nodes() && shape.lengths()[2..] == Shape::K_RACKS.lengths()[2..] {
         let _ =
@@ -133,7 +171,12 @@ fn built(generation: Generation, shape: &Shape) -> String {
 }
 
 /// The header of the table of nodes.
-fn header(machine: &Described, ports: &[Port], (width, column): (usize, usize)) -> String {
+fn header(
+    machine: &Described,
+    ports: &[Port],
+    (width, column): (usize, usize),
+    package: Option<&str>,
+) -> String {
     let mut text = format!("\nnode  {:width$}", "coordinates");
     if machine.network.shape.has_io_nodes() {
         let _ = write!(text, "  {:KIND$}", "kind");
@@ -144,6 +187,7 @@ fn header(machine: &Described, ports: &[Port], (width, column): (usize, usize)) 
     for port in ports {
         let _ = write!(text, "  {:column$}", port.to_string());
     }
+    let _ = write!(text, "  {}", package.unwrap_or_default());
     text.truncate(text.trim_end().len());
     text.push('\n');
     text
@@ -157,6 +201,7 @@ fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: boo
     if let Some((generation, capacity)) = &capacity {
         let _ = writeln!(text, "{}", carried(*generation, capacity));
         let _ = writeln!(text, "{}", built(*generation, shape));
+        let _ = writeln!(text, "{}", cores(*generation));
     }
     text += "\naxis  length\n";
     for axis in Axis::ALL {
@@ -177,7 +222,10 @@ fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: boo
     let ports: Vec<Port> = Port::ALL.into_iter().filter(used).collect();
     let width = shape.iter().map(|at| at.to_string().len()).max().unwrap_or(0);
     let column = width.max(6) + 1;
-    text += &header(machine, &ports, (width, column));
+    let generation = capacity.as_ref().map(|(generation, _)| *generation);
+    let innermost = generation.and_then(|of| packages(of).next());
+    let kind = innermost.map(|(name, _)| if name == "shelves" { "shelf" } else { "chassis" });
+    text += &header(machine, &ports, (width, column), kind);
     for (id, at) in (0..).zip(shape.iter()) {
         let mut row = format!("{id:>4}  {:pad$}", at.to_string(), pad = width.max(11));
         if shape.has_io_nodes() {
@@ -195,6 +243,8 @@ fn text(machine: &Described, capacity: Option<(Generation, Capacity)>, runs: boo
             };
             let _ = write!(row, "  {cell:column$}");
         }
+        let package = generation.and_then(|of| package(of, at));
+        let _ = write!(row, "  {}", package.unwrap_or_default());
         text.push_str(row.trim_end());
         text.push('\n');
     }
@@ -229,6 +279,13 @@ fn to_json(machine: &Described, capacity: Option<(Generation, Capacity)>) -> ser
             "generation": generation.name(), "injection_bytes_per_s": capacity.injection,
             "bisection_bytes_per_s": capacity.bisection, "optical": capacity.optical,
             "board": generation.description().board,
+            "shelf": generation.description().shelf,
+            "electric_block": generation.description().electric_block,
+            "cores": generation.description().cores,
+            "memory_groups": {
+                "near": generation.description().groups.near,
+                "far": generation.description().groups.far,
+            },
         })
     });
     json!({
@@ -302,6 +359,25 @@ mod tests {
     }
 
     #[test]
+    fn packages_have_names() {
+        let at = |x, y, z, b| Coords::new(x, y, z, 0, b, 0);
+        let of = |generation, at| package(generation, at).unwrap();
+        assert_eq!(of(Generation::Fugaku, at(0, 0, 0, 0)), "0-0-0/0");
+        assert_eq!(of(Generation::Fugaku, at(3, 2, 4, 2)), "1-1-1/1");
+        assert_eq!(of(Generation::Fugaku, at(1, 1, 3, 0)), "0-0-0/3");
+        assert_eq!(of(Generation::Fx100, at(1, 0, 5, 2)), "1-0-1-2");
+        assert_eq!(package(Generation::K, at(0, 0, 0, 0)), None);
+        let unit = machine("unit");
+        let capacity = Capacity::of(Generation::Fugaku, &unit.network.shape);
+        let text = text(&unit, Some((Generation::Fugaku, capacity)), false);
+        let line = "each node: 48 cores in 4 memory groups (CMGs), 2 of them far from the TNIs; \
+                     6 TNIs";
+        assert!(text.lines().any(|found| found == line), "{text}");
+        assert_eq!(text.lines().filter(|line| line.ends_with("  0-0-0/0")).count(), 12, "{text}");
+        assert_eq!(cores(Generation::K), "each node: 8 cores in 1 memory group (CMG); 4 TNIs");
+    }
+
+    #[test]
     fn large_machines_are_not_listed() {
         let text = text(&machine("4x4x4x2x3x2"), None, false);
         assert!(text.lines().count() < 12);
@@ -326,7 +402,8 @@ mod tests {
         assert_eq!(value["capacity"]["board"], json!([1, 1, 1, 2, 1, 2]));
         // For another length, no source tells how many racks it fills.
         let shape: Shape = "2x1x5x2x3x2".parse().unwrap();
-        assert_eq!(built(Generation::Fugaku, &shape), "boards of up to 2 nodes: 60");
+        let line = "boards of up to 2 nodes: 60; shelves: 4; half racks: 2";
+        assert_eq!(built(Generation::Fugaku, &shape), line);
         assert!(!built(Generation::K, &shape.with_io_nodes(true)).contains("racks"));
     }
 

@@ -130,6 +130,23 @@ fn killed_by_force_it_leaves_nothing() {
     place.is_clean();
 }
 
+/// Out of a half rack, two links of a board's nodes share a cable.
+#[test]
+fn cable_takes_both_its_links_down() {
+    let place = Place::new();
+    let (_process, _) = place.start(&["serve", "--shape", "4x1x1x1x1x2", "--json"]);
+    let down = || place.run(&["link", "ls", "--down"]).ok().lines().count();
+    let said = place.run(&["link", "down", "1,0,0,0,0,0", "X+"]).ok();
+    assert_eq!((said.as_str(), down()), ("with X+ of (1,0,0,0,0,1), in the same cable\n", 2));
+    place.run(&["link", "up", "1,0,0,0,0,1", "X+", "--alone"]).ok();
+    assert_eq!(down(), 1);
+    place.run(&["link", "up", "1,0,0,0,0,1", "X+"]).ok();
+    assert_eq!(down(), 0);
+    // Within the half rack there are no cables.
+    assert_eq!(place.run(&["link", "down", "0,0,0,0,0,0", "X+"]).ok(), "");
+    assert_eq!(down(), 1);
+}
+
 #[test]
 fn links_go_down_and_come_up() {
     let place = Place::new();
