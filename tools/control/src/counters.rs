@@ -47,6 +47,9 @@ pub struct NodeCounters {
     pub ports: Vec<Counters>,
     /// Counters of the enabled control queues.
     pub queues: Vec<QueueCounters>,
+    /// Errors that codes have found in the device's memory; not registers.
+    #[serde(default)]
+    pub ecc: Counters,
     /// The counters of IP over Tofu, if this process runs it there.
     pub ip: Option<Counters>,
     /// Counters of a network processor of TNW.
@@ -112,6 +115,7 @@ impl NodeCounters {
                     ..*now
                 })
                 .collect(),
+            ecc: less(&self.ecc, Some(&before.ecc)),
             ip: self.ip.as_ref().map(|now| less(now, before.ip.as_ref())),
             under_way: self.under_way,
             nwp: self.nwp.as_ref().map(|now| less(now, before.nwp.as_ref())),

@@ -85,6 +85,9 @@ pub enum Request {
     SetFaults { faults: Option<String> },
     /// Sets the faults of a node's device, given as text, or removes them.
     SetDeviceFaults { node: u32, faults: Option<String> },
+    /// Injects wrong bits into the memory of a node's device, which is given by name: so many that
+    /// are corrected, or what cannot be corrected.
+    InjectEcc { node: u32, place: String, correctable: Option<u64> },
     /// Answered by [`Reply::Faults`].
     Faults,
     /// Reads the counters of a node's device. Answered by [`Reply::Counters`].

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod device_faults;
+pub mod ecc;
 pub mod faults;
 mod file;
 pub mod guest;

@@ -15,6 +15,7 @@ use tofu_sync::lock;
 use crate::barrier::unit::Barrier;
 use crate::completions::{Completions, Failed, Writer};
 use crate::cq::Cq;
+use crate::ecc::{Ecc, EccErrors, EccPlace};
 use crate::fault::Fault;
 use crate::host::Host;
 use crate::irq::IrqUnit;
@@ -104,6 +105,7 @@ pub struct Icc {
     pub(crate) plain: Plain,
     pub(crate) statistics: Statistics,
     pub(crate) faults: Faults,
+    pub(crate) ecc: Ecc,
     pub(crate) traced: Traced,
     pub(crate) rules: Rules,
     violations: Violations,
@@ -138,6 +140,7 @@ impl Icc {
             plain: Plain::default(),
             statistics: Statistics::default(),
             faults: Faults::default(),
+            ecc: Ecc::default(),
             traced: Traced::default(),
             rules: Rules::new(Device::Tofu),
             violations: Violations::default(),
@@ -184,6 +187,7 @@ impl Icc {
         self.tnr.reset();
         self.plain.reset();
         self.statistics.reset();
+        self.ecc.reset();
         self.failed.forget();
         self.refused.forget();
         self.next_deadline.store(u64::MAX, SeqCst);
@@ -346,6 +350,16 @@ impl Icc {
                 no_word: false,
             },
         }
+    }
+
+    /// Injects wrong bits into the device's memory.
+    pub fn inject_ecc(&self, place: EccPlace, errors: EccErrors) {
+        self.ecc.inject(place, errors);
+    }
+
+    /// Errors that the device's codes have found, by name (*ours*).
+    pub fn ecc_counts(&self) -> [(&'static str, u64); 6] {
+        self.ecc.counts()
     }
 
     /// Holds entries of TCQ and MRQ back for at least this time, in nanoseconds, and for longer if

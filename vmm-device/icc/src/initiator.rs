@@ -12,6 +12,7 @@ use crate::command::{self, Action, CommandKind, Message, PacketCommand};
 use crate::completions::{End, Side, Slot};
 use crate::cq::Cq;
 use crate::device::Icc;
+use crate::ecc::EccPlace;
 use crate::fault::Fault;
 use crate::host::Net;
 use crate::memory::Access;
@@ -124,7 +125,13 @@ impl Icc {
             return Step::Idle;
         }
         match self.fetch(queue, transmit) {
+            Some(_) if self.ecc.is_lost(EccPlace::Buffers) => {
+                self.fail(queue, CqsIrqs::TOQ_MARKED_UE);
+                Step::Idle
+            }
             Some(descriptor) => {
+                // Its addresses are looked up in the tables. What is lost there ends the node.
+                let _ = self.ecc.is_lost(EccPlace::Tables);
                 let slot = transmit.slot();
                 transmit.ring.advance();
                 // Whether or not it starts a command.

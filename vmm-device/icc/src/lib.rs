@@ -27,6 +27,7 @@ mod completions;
 mod cq;
 mod device;
 mod disturb;
+mod ecc;
 mod fault;
 mod handover;
 mod host;
@@ -51,6 +52,7 @@ mod wire;
 
 pub use crate::barrier::gates::BarrierTime;
 pub use crate::device::{Config, Icc};
+pub use crate::ecc::{EccErrors, EccPlace};
 pub use crate::host::{Host, Net};
 pub use crate::map::{RegisterNow, Unit};
 pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Segment, Segments, Visit};

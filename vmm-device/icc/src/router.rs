@@ -2,12 +2,14 @@
 //! lost, and tells when there is room for more.
 
 use tofu_abi::irq::{PortRequest, TnrIrqs};
+use tofu_abi::regs::TniReg;
 use tofu_abi::{Rcode, TniId};
 use tofu_fabric::{DiscardReason, Packet, Port};
 
 use crate::command::CommandKind;
 use crate::completions::{End, Side};
 use crate::device::Icc;
+use crate::ecc::EccPlace;
 use crate::host::Net;
 use crate::initiator::Answered;
 use crate::notice::Peer;
@@ -26,6 +28,11 @@ impl Icc {
         };
         let unit = self.tni(tni);
         unit.count_received(packet.tlps, packet.bytes);
+        if self.ecc.is_lost(EccPlace::Router) {
+            // It was marked as bad. Who waits for its answer has a timeout.
+            unit.add(TniReg::NumReceiveNullifiedTlp, packet.tlps.into());
+            return;
+        }
         let from = Peer { node: packet.src, tni: packet.src_tni };
         let (model_ps, now_ns) = (packet.model_ps, net.now_ns());
         let answered = |kind, answer, old| {

@@ -10,6 +10,7 @@ use tofu_fabric::{Class, Packet, Way};
 
 use crate::cq::Cq;
 use crate::device::Icc;
+use crate::ecc::EccPlace;
 use crate::fault::Fault;
 use crate::host::Net;
 use crate::memory::{Access, Segments, read_segments};
@@ -206,6 +207,8 @@ impl Icc {
         if !queue.mode().subnet_allows(node.x, node.y, node.z) {
             return Err(Rcode::REMOTE_SUBNET);
         }
+        // What is lost there ends the node.
+        let _ = self.ecc.is_lost(EccPlace::Tables);
         let pin = queue.tables.pin();
         // Only now is it certain that disabling the queue, or turning bus mastering off, waits for
         // this access. So both are checked once more.

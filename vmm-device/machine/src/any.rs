@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId, ShardId, Shards};
-use tofu_icc::Icc;
+use tofu_icc::{EccErrors, EccPlace, Icc};
 use tofu_inspect::Inspect;
 use tofu_pci::EndpointDevice;
 use tofu_tnw_device::Nwp;
@@ -29,6 +29,12 @@ pub trait AnyNode: EndpointDevice + Inspect + Send + Sync {
     fn set_device_faults(&self, faults: DeviceFaults) -> bool {
         let _ = faults;
         false
+    }
+
+    /// Injects wrong bits into the device's memory. Returns false if devices of this kind have no
+    /// codes that find them.
+    fn inject_ecc(&self, place: EccPlace, errors: EccErrors) -> bool {
+        self.icc().map(|icc| icc.inject_ecc(place, errors)).is_some()
     }
 
     /// Returns the device if it is a network processor of TNW.

@@ -43,6 +43,9 @@ pub(super) fn answer(registry: &Registry, request: Request) -> anyhow::Result<Re
         Request::SetDeviceFaults { node, faults } => {
             network::set_device_faults(registry, node, faults)?;
         }
+        Request::InjectEcc { node, place, correctable } => {
+            network::inject_ecc(registry, node, &place, correctable)?;
+        }
         Request::Faults => return network::faults(registry),
         Request::Counters { node } => {
             return Ok(Reply::Counters { counters: counters::of(registry, NodeId(node))? });

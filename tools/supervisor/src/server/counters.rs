@@ -100,6 +100,7 @@ fn of_device(icc: &Icc) -> NodeCounters {
         tnis: tnis.map(of_tni).collect(),
         ports: Port::ALL.into_iter().map(of_port).collect(),
         queues: queues.filter(|queue| enabled(queue) != 0).map(of_queue).collect(),
+        ecc: icc.ecc_counts().map(|(name, value)| (name.to_owned(), value)).into(),
         ip: None,
         under_way: icc.commands_under_way(),
         ..NodeCounters::default()

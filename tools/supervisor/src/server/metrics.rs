@@ -187,7 +187,7 @@ fn page(registry: &Registry) -> String {
 }
 
 fn of_node(samples: &mut Samples, node: u32, counters: &NodeCounters) {
-    let NodeCounters { tnis, ports, queues, ip, nwp, links, under_way } = counters;
+    let NodeCounters { tnis, ports, queues, ecc, ip, nwp, links, under_way } = counters;
     let node = ("node", node.to_string());
     let help = "Commands that wait for answers.";
     let label = std::slice::from_ref(&node);
@@ -210,6 +210,7 @@ fn of_node(samples: &mut Samples, node: u32, counters: &NodeCounters) {
             samples.count("channel", channel, &labels);
         }
     }
+    samples.count("node", ecc, std::slice::from_ref(&node));
     ip.iter().for_each(|ip| samples.count("ip", ip, std::slice::from_ref(&node)));
     nwp.iter().for_each(|nwp| samples.count("nwp", nwp, std::slice::from_ref(&node)));
 }

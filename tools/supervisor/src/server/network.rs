@@ -4,11 +4,12 @@ use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, NodeKind, Reply};
 use tofu_fabric::{LinkErrors, NodeId, Port, Shape};
-use tofu_machine::AnyNetwork;
+use tofu_machine::{AnyNetwork, EccErrors};
 
 use crate::link_errors::LinkErrorSpec;
 use crate::registry::Registry;
 use tofu_spec::device_faults::DeviceFaultSpec;
+use tofu_spec::ecc::EccPlaceName;
 use tofu_spec::faults::FaultSpec;
 
 fn running(registry: &Registry) -> anyhow::Result<&dyn AnyNetwork> {
@@ -131,6 +132,22 @@ pub(super) fn set_device_faults(
     let device = registry.device(NodeId(node))?.context("there is no device at this place")?;
     if !device.set_device_faults(spec.unwrap_or_default().0) {
         bail!("devices of this kind have no faults");
+    }
+    Ok(())
+}
+
+pub(super) fn inject_ecc(
+    registry: &Registry,
+    node: u32,
+    place: &str,
+    correctable: Option<u64>,
+) -> anyhow::Result<()> {
+    let EccPlaceName(place) = place.parse().map_err(|allowed: &str| anyhow!(allowed))?;
+    changeable(registry)?;
+    let device = registry.device(NodeId(node))?.context("there is no device at this place")?;
+    let errors = correctable.map_or(EccErrors::Fatal, EccErrors::Correctable);
+    if !device.inject_ecc(place, errors) {
+        bail!("devices of this kind have no error-correcting codes");
     }
     Ok(())
 }

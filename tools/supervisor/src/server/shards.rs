@@ -57,6 +57,7 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
         | Request::Resume { node }
         | Request::SetLinkErrors { node, .. }
         | Request::SetDeviceFaults { node, .. }
+        | Request::InjectEcc { node, .. }
         | Request::Counters { node }
         | Request::Registers { node } => ask(*node),
         Request::Inspect(look) => ask(look.node),

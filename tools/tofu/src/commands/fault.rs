@@ -8,6 +8,7 @@ use serde_json::json;
 use tofu_control::protocol::{FaultReport, Reply, Request};
 use tofu_control::{MachineName, ask, find_machine, locate, node_number};
 use tofu_spec::device_faults::DeviceFaultSpec;
+use tofu_spec::ecc::EccPlaceName;
 use tofu_spec::faults::FaultSpec;
 
 /// Lose, duplicate, reorder or damage packets of a running machine, or let a device misbehave
@@ -51,6 +52,27 @@ pub(crate) enum FaultCommand {
         #[arg(value_name = "FAULTS")]
         faults: String,
     },
+    /// Have bits of the device's memory be wrong, which its error-correcting codes find
+    ///
+    /// Correctable errors are counted and do no harm. Fatal ones cannot be corrected: in buffers the
+    /// next queue that fetches a descriptor stops with TOQ_MARKED_UE; in the router the next packet
+    /// for this node is marked as bad and dropped, so that the sender's command times out; in
+    /// tables the node goes down, as by `tofu node down`. `tofu stats NODE` counts what was found.
+    Ecc {
+        /// Node: an index, coordinates X,Y,Z,A,B,C or a name, with MACHINE/ in front if several
+        /// machines run
+        #[arg(value_name = "NODE")]
+        node: String,
+        /// The memory: tables, buffers or router
+        #[arg(long = "where", value_name = "WHERE", value_parser = EccPlaceName::NAMES)]
+        place: String,
+        /// So many errors of one bit, one at each use of the memory
+        #[arg(long, value_name = "N", required_unless_present = "fatal")]
+        correctable: Option<u64>,
+        /// An error that cannot be corrected
+        #[arg(long, conflicts_with = "correctable")]
+        fatal: bool,
+    },
     /// Show the faults that are set, and how often each has occurred
     Show {
         /// Machine; not needed if only one runs
@@ -66,6 +88,9 @@ pub(crate) enum FaultCommand {
 pub(crate) fn run(command: &FaultCommand) -> anyhow::Result<u8> {
     let (name, question) = match command {
         FaultCommand::Device { node, faults } => return set_device(node, faults),
+        FaultCommand::Ecc { node, place, correctable, .. } => {
+            return inject_ecc(node, place, *correctable);
+        }
         FaultCommand::Set { faults, name } => {
             (name, Request::SetFaults { faults: Some(faults.to_string()) })
         }
@@ -94,6 +119,20 @@ fn set_device(node: &str, faults: &str) -> anyhow::Result<u8> {
         Reply::Done => Ok(0),
         _ => bail!("not an answer"),
     }
+}
+
+fn inject_ecc(node: &str, place: &str, correctable: Option<u64>) -> anyhow::Result<u8> {
+    let (control, shape, at) = locate(node)?;
+    let node = node_number(&shape, at)?;
+    let mut requests = vec![Request::InjectEcc { node, place: place.to_owned(), correctable }];
+    if place == "tables" && correctable.is_none() {
+        // A separate request, because each shard of the machine has to know.
+        requests.push(Request::SetNodes { nodes: vec![node], up: false, guests: true });
+    }
+    for request in requests {
+        let Reply::Done = ask(&control, &request)? else { bail!("not an answer") };
+    }
+    Ok(0)
 }
 
 fn as_json(report: Option<&FaultReport>) -> String {

@@ -202,6 +202,7 @@ fn as_object((id, at, counters): &Counted) -> Value {
     json!({
         "node": id.0, "at": at.to_array(), "tnis": tnis.collect::<Vec<_>>(),
         "ports": ports.collect::<Vec<_>>(), "queues": queues.collect::<Vec<_>>(),
+        "ecc": counters.ecc,
         "ip": counters.ip, "under_way": counters.under_way,
     })
 }
@@ -238,6 +239,7 @@ fn details(
         writeln!(out, "  {title}")?;
         counted.iter().try_for_each(|(name, value)| writeln!(out, "    {name:<32} {value:>14}"))
     };
+    block("error-correcting codes".to_owned(), &counters.ecc)?;
     for (n, tni) in counters.tnis.iter().enumerate() {
         block(format!("TNI {n}"), tni)?;
     }

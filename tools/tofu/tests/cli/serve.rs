@@ -130,6 +130,26 @@ fn killed_by_force_it_leaves_nothing() {
     place.is_clean();
 }
 
+#[test]
+fn memory_errors_are_counted_or_end_the_node() {
+    let place = Place::new();
+    let (_process, _) = place.start(&["serve", "--shape", "1x1x1x2x1x1", "--json"]);
+    let ecc = |args: &[&str]| place.run(&[&["fault", "ecc", "0", "--where"], args].concat());
+    let counts = || {
+        let stats = place.run(&["stats", "0", "--json"]).ok();
+        let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+        stats["nodes"][0]["ecc"].clone()
+    };
+    ecc(&["router", "--correctable", "2"]).ok();
+    assert_eq!(counts()["ECC_ROUTER_CORRECTED"], 0, "no packet has come");
+    let links = || place.run(&["link", "ls", "--down"]).ok().lines().count();
+    assert_eq!(links(), 0);
+    ecc(&["tables", "--fatal"]).ok();
+    assert_eq!((counts()["ECC_TABLES_LOST"].as_u64(), links()), (Some(1), 1));
+    assert!(ecc(&["tables"]).error().contains("--correctable"));
+    assert!(ecc(&["cache", "--fatal"]).error().contains("tables, buffers, router"));
+}
+
 /// Out of a half rack, two links of a board's nodes share a cable.
 #[test]
 fn cable_takes_both_its_links_down() {

@@ -32,6 +32,7 @@ impl Inspect for Icc {
             tree.add("now_ns", &self.host().now_ns());
             tree.add("next_deadline_ns", &Time(self.next_deadline()));
             tree.add("accesses", self.faults());
+            tree.add("ecc", &self.ecc);
             tree.add("failed", &self.failed);
             tree.add("refused", &self.refused);
             tree.add_with("rules", |visit| self.rules().inspect(visit));
