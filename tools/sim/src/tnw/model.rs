@@ -6,10 +6,11 @@
 //! Time is modelled where the paper has figures. A link is busy with a packet for as long as 128
 //! bytes take at 0.91 GB/s, which includes coding and protocol (section 2.2), so commands take no
 //! link time of their own. A packet takes 0.6 us from processor to processor, and 0.2 us over PCI
-//! Express, both including its own transfer time (section 4). PCI Express carries 3.2 GB/s in each
-//! direction (section 1). *Ours*: an Nget is fetched by reads of 4 KiB, the longest that PCI
-//! Express permits, and the next read is issued when the link has sent the data of the previous
-//! one.
+//! Express, both including its own transfer time (section 4). A node has two interfaces of PCI
+//! Express, each of which carries 3.2 GB/s in each direction (section 1). *Ours*: an Nget is fetched
+//! by reads of 4 KiB, the longest that PCI Express permits, and the next read is issued when the
+//! link has sent the data of the previous one; how transfers are divided among the interfaces
+//! ([`Interfaces`]).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use anyhow::Context;
 use tofu_abi::Coords;
-use tofu_abi::tnw::{LINKS, Link, PACKET_DATA, PACKET_SIZE, REGISTER_BAR};
+use tofu_abi::tnw::{LINKS, Link, PACKET_DATA, PACKET_SIZE, REGISTER_BAR, WINDOW_BAR, WindowPlace};
 use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Visit};
 use tofu_fabric::chance::{STEP, below, mix};
 use tofu_fabric::{Disturb, Ppm, Ps, Shape};
@@ -29,7 +30,9 @@ use tofu_tnw::Nwp;
 use tofu_tnw_device::{Config, Host, NEVER, Net, Nwp as Device, Unit};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-/// The capacity of one direction of PCI Express, in bytes per second (section 1).
+/// The interfaces of PCI Express between a node's processor and its FPGA (section 1).
+const INTERFACES: usize = 2;
+/// The capacity of one direction of an interface, in bytes per second (section 1).
 const BUS_BYTES_PER_S: u64 = 3_200_000_000;
 /// The time of a packet's transfer over PCI Express, including the packet's own time (section 4).
 pub(super) const TRANSFER_PS: Ps = 200_000;
@@ -156,14 +159,50 @@ enum Due {
     Program(usize),
 }
 
+/// One direction of a node's interfaces of PCI Express.
+///
+/// *Ours*: stores to windows go by the interface of their link, of which each has every second one;
+/// reads and data that a device writes go by the one that is free first. Data becomes visible in the
+/// order in which it was sent, and what tells of it follows it on the same interface.
+#[derive(Default)]
+struct Interfaces {
+    lines: [BusLine; INTERFACES],
+    busy_until: [Ps; INTERFACES],
+    last: usize,
+    /// When the last transfer was there.
+    ended: Ps,
+}
+
+impl Interfaces {
+    /// Transfers bytes by an interface. Returns when they start to arrive and when all are there.
+    fn by(&mut self, interface: usize, now: Ps, bytes: u64) -> (Ps, Ps) {
+        let interface = interface % INTERFACES;
+        let (from, end) = self.lines[interface].read(BUS_BYTES_PER_S, now, bytes);
+        (self.busy_until[interface], self.last) = (end, interface);
+        (from, end)
+    }
+
+    /// The same by the interface that is free first.
+    fn by_any(&mut self, now: Ps, bytes: u64) -> (Ps, Ps) {
+        let free = |interface: &usize| self.busy_until[*interface].max(now);
+        self.by((0..INTERFACES).min_by_key(free).unwrap_or_default(), now, bytes)
+    }
+
+    /// Returns when bytes are there that end at `end` and must not overtake earlier ones.
+    fn in_order(&mut self, end: Ps) -> Ps {
+        self.ended = self.ended.max(end);
+        self.ended
+    }
+}
+
 struct NodeState {
     /// True if a [`Due::Run`] is scheduled.
     queued: bool,
     /// The earliest [`Due::Expire`].
     timer: Ps,
-    /// The bus from processor and memory to the device, and the one in the other direction.
-    to_device: BusLine,
-    to_memory: BusLine,
+    /// From processor and memory to the device, and in the other direction.
+    to_device: Interfaces,
+    to_memory: Interfaces,
     /// Stores on their way to the device.
     stores: usize,
     stored_until: Ps,
@@ -178,8 +217,8 @@ impl Default for NodeState {
         Self {
             queued: false,
             timer: Ps::MAX,
-            to_device: BusLine::default(),
-            to_memory: BusLine::default(),
+            to_device: Interfaces::default(),
+            to_memory: Interfaces::default(),
             stores: 0,
             stored_until: 0,
             fetched: None,
@@ -337,7 +376,11 @@ impl World {
         let mut state = self.state();
         let now = state.now;
         let unit = &mut state.nodes[node];
-        let (_, end) = unit.to_device.read(BUS_BYTES_PER_S, now, data.len() as u64);
+        let link = match bar {
+            WINDOW_BAR => WindowPlace::decode(offset).map_or(0, |place| place.link.index()),
+            _ => 0,
+        };
+        let (_, end) = unit.to_device.by(link, now, data.len() as u64);
         unit.stored_until = end;
         unit.stores += 1;
         state.push(end + WAY_PS, Due::Store { node, bar, offset, data: data.to_vec() });
@@ -347,7 +390,12 @@ impl World {
     fn write(&self, node: usize, address: u64, bytes: usize, written: Written) {
         let mut state = self.state();
         let now = state.now;
-        let (_, end) = state.nodes[node].to_memory.read(BUS_BYTES_PER_S, now, bytes as u64);
+        let bus = &mut state.nodes[node].to_memory;
+        let (_, end) = match written {
+            Written::Bytes(_) => bus.by_any(now, bytes as u64),
+            Written::Word(_) => bus.by(bus.last, now, bytes as u64),
+        };
+        let end = bus.in_order(end);
         state.push(end + WAY_PS, Due::Memory { node, address, written });
     }
 
@@ -356,7 +404,7 @@ impl World {
         let mut state = self.state();
         let asked = state.now + WAY_PS;
         let unit = &mut state.nodes[node];
-        let (from, _) = unit.to_device.read(BUS_BYTES_PER_S, asked, bytes as u64);
+        let (from, _) = unit.to_device.by_any(asked, bytes as u64);
         unit.fetched = Some(from + WAY_PS);
     }
 

@@ -221,6 +221,20 @@ mod tests {
         assert!(report.rows[0].node_gbytes_per_s > 0.5, "{}", report.text());
     }
 
+    /// Six links have 5.46 GB/s together, and one interface of PCI Express has 3.2.
+    #[test]
+    fn six_links_use_both_pci_interfaces() {
+        for send in ["pput", "nget"] {
+            let text = format!(
+                "generation = \"tnw\"\nshape = \"3x3x3\"\nsend = \"{send}\"\nsize = 65536\n\
+                 links = [\"X+\", \"X-\", \"Y+\", \"Y-\", \"Z+\", \"Z-\"]\ncount = 3"
+            );
+            let report = Scenario::parse("test", &text).unwrap().run().unwrap();
+            let rate = report.rows[0].node_gbytes_per_s;
+            assert!((4.0..5.46).contains(&rate), "{}", report.text());
+        }
+    }
+
     #[test]
     fn bad_values_name_the_allowed_ones() {
         let changed = [
