@@ -1,7 +1,7 @@
 //! A control queue as a driver sets it up: which registers tell the device of its rings and its
 //! tables.
 
-use crate::regs::CqsReg;
+use crate::regs::{CACHE_INJECTION, CqsReg};
 
 /// The rings of a control queue.
 #[derive(Clone, Copy, Debug)]
@@ -11,10 +11,10 @@ pub struct CqRings {
     /// Its size code, see [`queue_entries`](crate::queue::queue_entries). The transmit complete
     /// queue has as many entries.
     pub toq_size: u8,
-    /// Device address of the transmit complete queue, with
-    /// [`CACHE_INJECTION`](crate::regs::CACHE_INJECTION) if wanted.
+    /// Device address of the transmit complete queue. Its entries go into the cache of the processor
+    /// that polls them, where the generation has cache injection.
     pub tcq: u64,
-    /// Device address of the message receive queue, in the same form.
+    /// The same of the message receive queue.
     pub mrq: u64,
     /// Its size code.
     pub mrq_size: u8,
@@ -33,8 +33,8 @@ impl CqRings {
         [
             (CqsReg::ToqIpa, self.toq),
             (CqsReg::ToqSize, self.toq_size as u64),
-            (CqsReg::TcqIpa, self.tcq),
-            (CqsReg::MrqIpa, self.mrq),
+            (CqsReg::TcqIpa, self.tcq | CACHE_INJECTION),
+            (CqsReg::MrqIpa, self.mrq | CACHE_INJECTION),
             (CqsReg::MrqSize, self.mrq_size as u64),
             (CqsReg::MrqMask, self.mrq_mask),
             (CqsReg::FetchStop, 0),

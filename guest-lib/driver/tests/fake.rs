@@ -9,7 +9,9 @@ use proptest::prelude::*;
 use tofu_abi::desc::{Descriptor, Header1, source_type};
 use tofu_abi::irq::{CqsIrqs, vector};
 use tofu_abi::queue::{MrqEntry, MrqId, MrqWord0, TcqEntry};
-use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, NodeAddress, Register, TniReg, TniState, TofuReg};
+use tofu_abi::regs::{
+    CACHE_INJECTION, CqReg, CqsReg, CqsStatus, NodeAddress, Register, TniReg, TniState, TofuReg,
+};
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
@@ -112,7 +114,7 @@ impl Fake {
 
     fn memory_at(&self, register: CqsReg) -> Memory {
         self.with(|s| {
-            let addr = s.registers[&cqs_reg(register).offset()];
+            let addr = s.registers[&cqs_reg(register).offset()] & !CACHE_INJECTION;
             s.memory.iter().find(|m| m.addr == addr).unwrap().clone()
         })
     }
@@ -571,7 +573,7 @@ fn take_ask(state: &State) {
 /// Puts a notice into the MRQ and raises the interrupt, as the device does on request.
 fn notice_while_asleep(state: &mut State) {
     take_ask(state);
-    let addr = state.registers[&cqs_reg(CqsReg::MrqIpa).offset()];
+    let addr = state.registers[&cqs_reg(CqsReg::MrqIpa).offset()] & !CACHE_INJECTION;
     let mrq = state.memory.iter().find(|m| m.addr == addr).unwrap();
     mrq.set(0, MrqWord0(0).with_flip(true).with_id(MrqId::PutLast as u8).0);
     state.fired = true;

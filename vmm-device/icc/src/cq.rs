@@ -181,6 +181,11 @@ impl Cq {
         self.plain(CqsReg::Gpid)
     }
 
+    /// Returns true if notices go into the cache of the processor that polls them.
+    pub(crate) fn has_cached_notices(&self) -> bool {
+        self.plain(CqsReg::MrqIpa) & CACHE_INJECTION != 0
+    }
+
     fn plain(&self, reg: CqsReg) -> u64 {
         self.plain[reg.offset() as usize / 8].load(SeqCst)
     }

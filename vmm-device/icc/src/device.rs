@@ -477,6 +477,27 @@ impl Icc {
         now_ns.saturating_add(self.config.timeout_ns)
     }
 
+    /// From a packet that is in to its data and notices where the process reads them, see
+    /// [`CommandTiming::deliver`]. Notices that do not go into a cache take an access to memory,
+    /// unless data takes one at the same time.
+    pub fn deliver_ps(&self, tni: TniId, body: &Body) -> u64 {
+        let timing = self.timing();
+        let deliver = timing.deliver(body);
+        let told = match body {
+            Body::Put { request, .. } if request.header2.cache_injection() => {
+                request.header2.remote_notice().then_some(request.remote.cqid())
+            }
+            Body::Armw { request, .. } => {
+                request.header2.remote_notice().then_some(request.remote.cqid())
+            }
+            Body::PutAck { answer } | Body::ArmwAck { answer, .. } => Some(answer.tag.cq.get()),
+            _ => None,
+        };
+        let told = told.and_then(CqId::new).filter(|_| timing.cache_injection);
+        let in_memory = told.is_some_and(|cq| !self.queue(tni, cq).has_cached_notices());
+        deliver + if in_memory { timing.memory_ps } else { 0 }
+    }
+
     /// Modelled time from the doorbell to the first TLP of a command.
     pub(crate) fn issue_ps(&self, header: Header1, body: &Body) -> u64 {
         self.config.timing.issue(header, body)

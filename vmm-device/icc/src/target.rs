@@ -87,7 +87,7 @@ impl Icc {
         let &Packet { src, src_tni, path, model_ps, ref body, tlps, .. } = packet;
         let now_ns = net.now_ns();
         let from = Peer { node: src, tni: src_tni };
-        let model_ps = model_ps.saturating_add(self.timing().deliver(body));
+        let model_ps = model_ps.saturating_add(self.deliver_ps(tni, body));
         let incoming = |request| Incoming { tni, from, path, request, model_ps, now_ns };
         let since = self.came(body.requested());
         let (body, size) = match body {

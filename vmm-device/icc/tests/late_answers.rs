@@ -15,9 +15,9 @@ use tofu_abi::queue::{MrqEntry, MrqId, TcqEntry};
 use tofu_abi::regs::{CqReg, CqsReg, Register, TniReg, XbReg};
 use tofu_abi::table::{MemoryBlock, PageEntry, Steering};
 use tofu_abi::topology::Port;
-use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
+use tofu_abi::{Coords, CqId, Generation, Rcode, StagOffset, TniId};
 use tofu_fabric::Packet;
-use tofu_icc::{Body, Config, DmaMemory, Icc, Net, SharedPages};
+use tofu_icc::{Answer, Body, CommandTiming, Config, DmaMemory, Icc, Net, SharedPages, Tag};
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
 const NODES: [Coords; 2] = [Coords::new(0, 0, 0, 0, 0, 0), Coords::new(0, 0, 0, 1, 0, 0)];
@@ -480,4 +480,27 @@ fn stq_enables_upper_half_keeps_the_dumps() {
     assert_eq!(next_offset(), after_a_dump);
     node.icc.bar_write(xb(XbReg::StqEnable).offset(), &1u32.to_le_bytes());
     assert_eq!(next_offset(), 0, "a write of the lower half starts them anew");
+}
+
+/// Notices go into the cache of the process that polls them if bit 63 of MRQ_IPA says so.
+#[test]
+fn notices_in_memory_come_later() {
+    let node = Node::new(Coords::default());
+    let tag = Tag { cq: CqId::ALL[0], index: 0, generation: 0 };
+    let rcode = Rcode::SUCCESS;
+    let answer = Answer { tag, position: 0, length: 8, done: 8, rcode, request_ps: 0 };
+    let later = |node: &Node, generation| {
+        let timing = CommandTiming::of(generation);
+        let body = Body::PutAck { answer };
+        node.icc.deliver_ps(TniId::ALL[0], &body) - timing.deliver(&body)
+    };
+    assert_eq!(later(&node, Generation::Fugaku), CommandTiming::TOFUD.memory_ps);
+    node.write(cqs(CqsReg::Enable), 0);
+    node.write(cqs(CqsReg::MrqIpa), MRQ | 1 << 63);
+    node.write(cqs(CqsReg::Enable), 1);
+    assert_eq!(later(&node, Generation::Fugaku), 0);
+    // Tofu has no cache injection: nothing is later without it.
+    let config = Config { timeout_ns: TIMEOUT, ..Config::of(Generation::K, Coords::default()) };
+    let node = Node::of(config, Quiet::default());
+    assert_eq!(later(&node, Generation::K), 0);
 }

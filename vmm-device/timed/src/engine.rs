@@ -83,12 +83,13 @@ impl EventEngine {
                 let host = NodeHost { engine: Weak::clone(engine), node };
                 Arc::new(Icc::new(Config::of(generation, coords), Arc::new(host), memory))
             });
+            let nodes: Vec<_> = nodes.collect();
             Self {
                 generation,
                 shape,
                 timing,
-                nodes: nodes.collect(),
-                state: Mutex::new(State::new(network, timing)),
+                state: Mutex::new(State::new(network, timing, nodes.clone())),
+                nodes,
                 now: AtomicU64::new(0),
                 epoch: AtomicU64::new(0),
                 arrival: AtomicU64::new(0),
@@ -243,7 +244,12 @@ impl EventEngine {
         }
         let Some(node) = self.shape.node_id(packet.dst) else { return };
         self.happens_at(node);
-        let arrived = self.now() - self.timing.deliver(&packet.body);
+        let icc = &self.nodes[node.index()];
+        let deliver = match TniId::new(packet.dst_tni) {
+            Some(tni) => icc.deliver_ps(tni, &packet.body),
+            None => self.timing.deliver(&packet.body),
+        };
+        let arrived = self.now().saturating_sub(deliver);
         packet.model_ps = arrived.saturating_sub(self.epoch.load(SeqCst));
         self.arrival.store(self.now(), SeqCst);
         self.nodes[node.index()].arrive(&packet, &mut Wire { engine: self });

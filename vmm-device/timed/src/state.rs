@@ -1,11 +1,12 @@
 //! The state in flight: scheduled events, and packets in interfaces and in the network.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use tofu_abi::topology::{NodeId, Port};
 use tofu_abi::{Doorbell, TniId};
 use tofu_fabric::{Class, DiscardReason, GAP_BYTES, Packet, Ps, TNIS};
-use tofu_icc::{Body, CommandTiming};
+use tofu_icc::{Body, CommandTiming, Icc};
 use tofu_netmodel::{BusLine, Message, Network, Refused, Sink};
 
 /// TLPs of a class that an interface reads ahead of the network (*ours*: enough to hide the latency
@@ -70,6 +71,8 @@ struct Interface {
 pub(crate) struct State {
     pub(crate) network: Network,
     timing: CommandTiming,
+    /// The controllers, whose registers say where their notices go.
+    nodes: Vec<Arc<Icc>>,
     /// Scheduled events, by time and then in the order in which they were scheduled.
     due: BTreeMap<(Ps, u64), Due>,
     serial: u64,
@@ -94,11 +97,12 @@ fn data_of(packet: &InFlight, index: u32, bytes: u64) -> u64 {
 
 impl State {
     /// Nothing is in flight.
-    pub(crate) fn new(network: Network, timing: CommandTiming) -> Self {
+    pub(crate) fn new(network: Network, timing: CommandTiming, iccs: Vec<Arc<Icc>>) -> Self {
         let nodes = network.shape().nodes() as usize;
         Self {
             network,
             timing,
+            nodes: iccs,
             due: BTreeMap::new(),
             serial: 0,
             interfaces: (0..nodes * TNIS).map(|_| Interface::default()).collect(),
@@ -287,7 +291,11 @@ impl State {
             let written = data_of(flight, flight.arrived, flight.packet.body.payload_bytes().1);
             in_memory = self.buses[node.index()].write(rate, at, written, written);
         }
-        let deliver = self.timing.deliver(&flight.packet.body);
+        let body = &flight.packet.body;
+        let deliver = match (self.nodes.get(node.index()), TniId::new(flight.packet.dst_tni)) {
+            (Some(icc), Some(tni)) => icc.deliver_ps(tni, body),
+            _ => self.timing.deliver(body),
+        };
         self.arrived(in_memory + deliver, index);
     }
     fn hear(&mut self, tidings: Tidings) {
