@@ -28,6 +28,7 @@ use kernel::device::Core;
 use kernel::dma::{Device as _, DmaMask};
 use kernel::pci;
 use kernel::prelude::*;
+use kernel::sync::aref::ARef;
 use kernel::sync::Arc;
 
 mod bch;
@@ -91,6 +92,34 @@ kernel::pci_device_table!(
 
 struct TofuDriver;
 
+/// A function that may read and write memory. Dropping it ends that, and disables the function.
+struct Enabled(ARef<pci::Device>);
+
+impl Enabled {
+    fn new(pdev: &pci::Device<Core<'_>>) -> Result<Self> {
+        pdev.enable_device_mem()?;
+        // From here on an error disables it.
+        let enabled = Self(pdev.into());
+        // SAFETY: nothing has been mapped or allocated for the device yet.
+        unsafe { pdev.dma_set_mask_and_coherent(DMA_BITS)? };
+        pdev.set_master();
+        Ok(enabled)
+    }
+}
+
+impl Drop for Enabled {
+    fn drop(&mut self) {
+        // A `pci::Device` is a transparent wrapper.
+        let raw = core::ptr::from_ref::<pci::Device>(&self.0)
+            .cast_mut()
+            .cast();
+        // SAFETY: the function was enabled in `new`. It is there, as this has a reference to it,
+        // and the kernel holds its lock while the driver takes it and leaves it. It clears Bus
+        // Master Enable, too.
+        unsafe { kernel::bindings::pci_disable_device(raw) };
+    }
+}
+
 /// The state from probe to unbind. Fields are dropped in order: first the interfaces and files,
 /// after which the device is not in use.
 struct Bound {
@@ -98,6 +127,7 @@ struct Bound {
     _stats: Option<stats::Files>,
     _files: files::Files,
     device: Arc<Device>,
+    _enabled: Enabled,
 }
 
 impl pci::Driver for TofuDriver {
@@ -111,10 +141,7 @@ impl pci::Driver for TofuDriver {
         _info: Option<&'bound Self::IdInfo>,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         pin_init::pin_init_scope(move || {
-            pdev.enable_device_mem()?;
-            // SAFETY: nothing has been mapped or allocated for the device yet.
-            unsafe { pdev.dma_set_mask_and_coherent(DMA_BITS)? };
-            pdev.set_master();
+            let enabled = Enabled::new(pdev)?;
             let device = Device::new(pdev)?;
             let opened = opened::Opened::new(&device)?;
             let files = files::Files::new(&opened)?;
@@ -126,6 +153,7 @@ impl pci::Driver for TofuDriver {
                 _stats: stats::files(&opened).ok(),
                 _files: files,
                 device,
+                _enabled: enabled,
             })))
         })
     }

@@ -30,7 +30,7 @@ enum Named {
 
 use Named::{Left, Rule, Scene, Warning};
 
-const WRONG: [Wrong; 20] = [
+const WRONG: [Wrong; 21] = [
     Wrong { name: "no_master", from: "\tpci_set_master(pdev);\n", to: "", named: Rule("T-CQ-001") },
     Wrong {
         name: "mrq_size",
@@ -133,6 +133,12 @@ const WRONG: [Wrong; 20] = [
         named: Left("node 1: TNI 0 CQ 0 is enabled"),
     },
     Wrong {
+        name: "enabled_twice",
+        from: "\tpci_clear_master(pdev);",
+        to: "\tif (pci_enable_device(pdev))\n\t\treturn;",
+        named: Left("node 0: Bus Master Enable is set"),
+    },
+    Wrong {
         name: "complains",
         from: "\tpci_clear_master",
         to: "\tWARN_ON(1);\n\tpci_clear_master",
@@ -187,7 +193,9 @@ fn shipped_driver_breaks_nothing() {
     let report = report(&said);
     assert_eq!((said.code, &report["ok"]), (Some(0), &Value::Bool(true)), "{report:#}");
     let kept = report["rules"].as_array().unwrap().iter().filter(|rule| rule["kept"] != 0);
-    assert!(kept.count() >= 50, "{report:#}");
+    // Nine tenths of all.
+    let all = report["rules"].as_array().unwrap().len();
+    assert!(kept.count() * 10 >= all * 9, "{report:#}");
     assert!(fs::read_to_string(junit).unwrap().contains("failures=\"0\""));
     let sarif: Value = serde_json::from_slice(&fs::read(sarif).unwrap()).unwrap();
     assert_eq!(sarif["runs"][0]["results"], Value::Array(Vec::new()));

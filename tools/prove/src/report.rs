@@ -127,6 +127,15 @@ impl Report {
         }
     }
 
+    /// Notes why rules were never met.
+    pub(crate) fn explain(&mut self, reasons: &[(Rule, &str)]) {
+        for (rule, why) in reasons {
+            if self.rules.iter().any(|row| row.id == rule.id() && row.never_met()) {
+                self.notes.push(format!("{} is never met: {why}", rule.id()));
+            }
+        }
+    }
+
     pub(crate) fn warn(&mut self, line: String) {
         if self.warnings.len() < MOST_WARNINGS {
             self.warnings.push(line);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tempfile::TempDir;
 use tofu_image::{Arch, Cache, Kernel, Module, Progress};
+use tofu_rules::Rule;
 use tofu_spec::units::{Driver, GuestArgs};
 use tofu_ui::printable;
 
@@ -15,6 +16,8 @@ use crate::options::Options;
 const MOST: u64 = 256 << 20;
 /// Lines of a compiler that are shown.
 const LINES: usize = 12;
+/// Uses queues and barrier channels of the shipped driver.
+const EXERCISE: &str = "tofu-guest exercise";
 /// Loads the shipped driver, wherever the image has it.
 const LOAD: &str = "{ modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko; }";
 
@@ -105,6 +108,21 @@ impl Subject {
                 format!("insmod /tmp/{name}.ko{}", words(arguments))
             }
             Self::Program { name, arguments, .. } => format!("/tmp/{name}{}", words(arguments)),
+        }
+    }
+
+    /// A command that nodes have for traffic of the driver beside its network interface.
+    pub(crate) fn traffic(&self) -> Option<&'static str> {
+        matches!(self, Self::Shipped).then_some(EXERCISE)
+    }
+
+    /// Rules that it does not meet in any traffic, and why.
+    pub(crate) fn leaves_out(&self) -> &'static [(Rule, &'static str)] {
+        match self {
+            Self::Shipped => {
+                &[(Rule::StatisticsQueue, "the driver has no use for the statistics queue")]
+            }
+            _ => &[],
         }
     }
 

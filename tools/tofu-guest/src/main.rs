@@ -5,6 +5,7 @@
 //! exit code 1.
 #![deny(unsafe_code)]
 
+mod exercise;
 mod look;
 mod nwp;
 mod output;
@@ -32,6 +33,7 @@ use crate::output::Output;
 ///
 ///   tofu-guest ls          which devices there are
 ///   tofu-guest selftest    whether they work: queues, loop-back, interrupts, DMA
+///   tofu-guest exercise    whether the kernel driver works, which keeps the device
 ///   tofu-guest show        coordinates, network interfaces, queues
 ///   tofu-guest counters    what went over the links
 ///
@@ -39,7 +41,7 @@ use crate::output::Output;
 /// and counters read the registers without disturbing a program that uses the device, if the kernel
 /// was booted with iomem=relaxed; selftest needs the device for itself.
 ///
-/// All commands except selftest also work with devices of TNW (10cf:1cce); `tnw-allpairs` on all
+/// All commands except selftest and exercise also work with devices of TNW (10cf:1cce); `tnw-allpairs` on all
 /// nodes tests these.
 #[derive(Parser)]
 #[command(name = "tofu-guest", version, verbatim_doc_comment)]
@@ -113,6 +115,12 @@ enum Command {
     Selftest {
         #[command(flatten)]
         device: Device,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Use the device through the kernel driver, which keeps it: Put, Get, an atomic addition, a
+    /// direct descriptor, and a barrier with a sum
+    Exercise {
         #[command(flatten)]
         output: Output,
     },
@@ -195,6 +203,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             bus.reset(bdf)?;
             done(&output, bdf, "reset")?;
         }
+        Command::Exercise { output } => exercise::run(&output)?,
         Command::Subnet { user, subnet } => subnet::limit(user, subnet)?,
         Command::Selftest { device, output } => {
             let found = bus.find_any(device.bdf)?;
