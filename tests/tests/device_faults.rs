@@ -8,7 +8,7 @@ use tofu_abi::{CqId, TniId};
 use tofu_driver::{Cq, CqConfig, Device, DeviceError, Order, WaitError};
 use tofu_fabric::{Ppm, Shape};
 use tofu_inproc::InProcess;
-use tofu_machine::{DeviceFaults, Machine, MachineConfig, Node};
+use tofu_machine::{DeviceFaults, MOST_PLANNED, Machine, MachineConfig, Node, Planned};
 use tofu_pci::{PciFunction, regs};
 
 const NONE: DeviceFaults = DeviceFaults {
@@ -17,7 +17,13 @@ const NONE: DeviceFaults = DeviceFaults {
     gone: false,
     stuck: false,
     endless_reset: false,
-    late_ns: 0,
+    late_tcq_ns: 0,
+    late_mrq_ns: 0,
+    msix_delayed: Ppm::NEVER,
+    delay_ns: 0,
+    read_abort: Ppm::NEVER,
+    write_abort: Ppm::NEVER,
+    planned: [None; MOST_PLANNED],
     seed: 0,
 };
 /// Longer than anything here takes, in nanoseconds.
@@ -95,16 +101,40 @@ fn late_entry_comes_late_or_when_the_fault_ends() {
     start(&machine(), |node, platform| {
         let mut cq = open(platform);
         let late_ns = 50_000_000;
-        node.set_faults(DeviceFaults { late_ns, ..NONE });
+        node.set_faults(DeviceFaults { late_tcq_ns: late_ns, ..NONE });
         let begin = Instant::now();
         cq.post_and_ring(&Order::nop(), 0).unwrap();
         assert!(cq.wait_tcq(LONG).unwrap().rcode.is_success());
         assert!(begin.elapsed() >= Duration::from_nanos(late_ns));
 
-        node.set_faults(DeviceFaults { late_ns: 3_600_000_000_000, ..NONE });
+        node.set_faults(DeviceFaults { late_tcq_ns: 3_600_000_000_000, ..NONE });
         cq.post_and_ring(&Order::nop(), 0).unwrap();
         assert_eq!(cq.wait_tcq(late_ns).err(), Some(WaitError::TimedOut));
         node.set_faults(NONE);
+        assert!(cq.wait_tcq(LONG).unwrap().rcode.is_success());
+    });
+}
+
+/// Each of the first accesses may fail: the command then ends with an error, or its queue stops with
+/// an exception, and a queue that is opened anew works.
+#[test]
+fn access_that_fails_ends_its_command() {
+    start(&machine(), |node, platform| {
+        let mut failed = 0;
+        for planned in (1..8).flat_map(|nth| [Planned::Read(nth), Planned::Write(nth)]) {
+            let mut cq = open(platform);
+            let mut faults = NONE;
+            faults.planned[0] = Some(planned);
+            node.set_faults(faults);
+            cq.post_and_ring(&Order::nop(), 0).unwrap();
+            let ended = cq.wait_tcq(200_000_000);
+            node.set_faults(NONE);
+            failed += u32::from(!ended.is_ok_and(|ended| ended.rcode.is_success()));
+            cq.close().unwrap();
+        }
+        assert!(failed > 0);
+        let mut cq = open(platform);
+        cq.post_and_ring(&Order::nop(), 0).unwrap();
         assert!(cq.wait_tcq(LONG).unwrap().rcode.is_success());
     });
 }

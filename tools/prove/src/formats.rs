@@ -168,6 +168,15 @@ mod tests {
     }
 
     #[test]
+    fn rules_about_memory_are_excused_by_aborts() {
+        let mut report = Report::new("x".into(), "QEMU");
+        let counts = Counts::broken_once(&[Rule::PayloadMemory, Rule::TcqMemory, Rule::Mtu]);
+        report.count(&counts, Excuse::Aborted);
+        let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
+        assert_eq!(broken, ["T-CMD-003"]);
+    }
+
+    #[test]
     fn report_is_only_ok_if_nothing_broke() {
         assert!(!broken().ok);
         let mut report = Report::new("x".into(), "QEMU");

@@ -172,6 +172,8 @@ pub(crate) enum Excuse {
     Starts,
     /// The other end is taken away.
     Taken,
+    /// The same, and accesses to memory fail, which looks as if there were no memory.
+    Aborted,
 }
 
 impl Excuse {
@@ -183,6 +185,23 @@ impl Excuse {
             Self::Taken => {
                 let of_gates = [Rule::GateInactive, Rule::GateSource];
                 rule.id().starts_with("T-RMT-") || of_gates.contains(&rule)
+            }
+            Self::Aborted => {
+                let of_memory = [
+                    Rule::ToqMemory,
+                    Rule::TcqMemory,
+                    Rule::MrqMemory,
+                    Rule::SteeringMemory,
+                    Rule::BlockMemory,
+                    Rule::PageMemory,
+                    Rule::PayloadMemory,
+                    Rule::ArmWord,
+                    Rule::PbqMemory,
+                    Rule::PacketMemory,
+                    Rule::NoticeArea,
+                    Rule::StatisticsQueue,
+                ];
+                of_memory.contains(&rule) || Self::Taken.covers(rule)
             }
         }
     }

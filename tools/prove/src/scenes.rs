@@ -45,6 +45,9 @@ const SIGNS: [&str; 16] = [
     " fault from EP ",
 ];
 
+/// The scene of the devices' faults.
+const FAULTS: &str = "faults of the device";
+
 /// The parts that a scene is played with.
 struct Stage<'a> {
     subject: &'a Subject,
@@ -95,7 +98,7 @@ const MODULE: [Scene; 14] = [
     quick(scene("traffic after reset", |s| s.traffic())),
     disturbance("reset under load", |s| s.reset_under_load()),
     scene("traffic after that", |s| s.traffic()),
-    quick(disturbance("faults of the device", |s| s.faults())),
+    quick(disturbance(FAULTS, |s| s.faults())),
     disturbance("link down and up", |s| s.link()),
     disturbance("unload under load", |s| s.unload_under_load()),
     disturbance("unload and load", |s| s.reload()),
@@ -167,7 +170,7 @@ impl Stage<'_> {
         let result = (scene.play)(self);
         let seconds = start.elapsed().as_secs_f64();
         let counts = Counts::of(self.nodes)?.since(&before);
-        report.count(&counts, scene.excuse);
+        report.count(&counts, self.excuse(scene));
         let broken = counts.broken().map(|(rule, times)| (rule.id(), times)).collect();
         let (outcome, says) = match &result {
             Ok(says) => (Outcome::Passed, says.clone()),
@@ -184,6 +187,12 @@ impl Stage<'_> {
             }
         }
         Ok(SceneReport { name: scene.name, outcome, seconds, says, broken })
+    }
+
+    /// The rules that the driver cannot keep in a scene.
+    fn excuse(&self, scene: &Scene) -> Excuse {
+        let aborts = self.options.faults.iter().any(|faults| faults.contains("abort"));
+        if scene.name == FAULTS && aborts { Excuse::Aborted } else { scene.excuse }
     }
 
     /// Gives the device to nothing, and copies what is needed. Returns the pages that are pinned.

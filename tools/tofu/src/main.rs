@@ -7,6 +7,7 @@
 
 mod cli;
 mod commands;
+mod fault_plan;
 mod logging;
 mod options;
 

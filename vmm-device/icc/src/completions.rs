@@ -152,12 +152,12 @@ pub(crate) struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Holds entries back for at least this time, in nanoseconds.
+    /// Holds entries of TCQ and MRQ back for at least these times, in nanoseconds.
     #[cold]
-    pub(crate) fn hold_back(&mut self, late_ns: u64) {
+    pub(crate) fn hold_back(&mut self, [tcq_ns, mrq_ns]: [u64; 2]) {
         let Policy { tcq_hold_ns, mrq_hold_ns, .. } = &mut self.policy;
-        *tcq_hold_ns = late_ns.max(*tcq_hold_ns);
-        *mrq_hold_ns = late_ns.max(*mrq_hold_ns);
+        *tcq_hold_ns = tcq_ns.max(*tcq_hold_ns);
+        *mrq_hold_ns = mrq_ns.max(*mrq_hold_ns);
     }
 }
 

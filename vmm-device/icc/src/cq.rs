@@ -16,7 +16,7 @@ use tofu_sync::lock;
 use crate::completions::{Completions, Policy, Writer};
 use crate::handover::Handover;
 use crate::irq::{Arm, IrqUnit};
-use crate::memory::DmaMemory;
+use crate::memory::{DmaMemory, Reach};
 use crate::observe::format::Words;
 use crate::observe::tracing::Watch;
 use crate::observe::violations::QueueName;
@@ -138,7 +138,7 @@ impl Cq {
         (tni, id): (TniId, CqId),
         shared: Option<&SharedPages>,
         blank: u64,
-        memory: Arc<dyn DmaMemory>,
+        memory: Arc<Reach>,
     ) -> Self {
         Self {
             tni,

@@ -19,7 +19,7 @@ use crate::ecc::{Ecc, EccErrors, EccPlace};
 use crate::fault::Fault;
 use crate::host::Host;
 use crate::irq::IrqUnit;
-use crate::memory::DmaMemory;
+use crate::memory::{DmaMemory, Reach};
 use crate::observe::explain;
 use crate::observe::failures::Failures;
 use crate::observe::rules;
@@ -95,7 +95,7 @@ impl Config {
 pub struct Icc {
     config: Config,
     host: Arc<dyn Host>,
-    memory: Arc<dyn DmaMemory>,
+    memory: Arc<Reach>,
     bus_master: AtomicBool,
     tnis: [Tni; NUM_TNI],
     /// Control queues, TNI by TNI.
@@ -109,8 +109,8 @@ pub struct Icc {
     pub(crate) traced: Traced,
     pub(crate) rules: Rules,
     violations: Violations,
-    /// Shortest time for which entries of queues are held back, in nanoseconds.
-    late_ns: AtomicU64,
+    /// Shortest times for which entries of TCQ and MRQ are held back, in nanoseconds.
+    late_ns: [AtomicU64; 2],
     /// Commands of this node, and requests of others.
     pub(crate) failed: Failures,
     pub(crate) refused: Failures,
@@ -121,6 +121,7 @@ impl Icc {
     /// A device in its reset state. Bus mastering is off until
     /// [`set_bus_master`](Icc::set_bus_master).
     pub fn new(config: Config, host: Arc<dyn Host>, memory: Arc<dyn DmaMemory>) -> Self {
+        let memory = Arc::new(Reach::new(memory));
         let (pages, blank) = (config.pages.as_ref(), config.blank);
         let queues = TniId::ALL
             .into_iter()
@@ -144,7 +145,7 @@ impl Icc {
             traced: Traced::default(),
             rules: Rules::new(Device::Tofu),
             violations: Violations::default(),
-            late_ns: AtomicU64::new(0),
+            late_ns: Default::default(),
             failed: Failures::default(),
             refused: Failures::default(),
             next_deadline: AtomicU64::new(u64::MAX),
@@ -253,7 +254,7 @@ impl Icc {
         self.expire_packets(now_ns, false);
         if let Some(due) = self.statistics.expire(
             &*self.host,
-            &*self.memory,
+            self.memory(),
             &self.bus_master,
             now_ns,
             &self.rules,
@@ -334,10 +335,11 @@ impl Icc {
         let trace = self.traced.watch(self.host(), (queue.tni, queue.id));
         let patience_ns = self.config.posted_writes_ns;
         let lane = self.rules.lane(queue.tni.index());
-        let (memory, dma) = (&*self.memory, &self.bus_master);
+        let (memory, dma) = (self.memory(), &self.bus_master);
         let mut writer = queue.writer(memory, dma, now_ns, patience_ns, trace, (&self.rules, lane));
-        let late_ns = self.late_ns.load(Relaxed);
-        if late_ns != 0 {
+        let [tcq, mrq] = &self.late_ns;
+        let late_ns = [tcq.load(Relaxed), mrq.load(Relaxed)];
+        if late_ns != [0; 2] {
             writer.hold_back(late_ns);
         }
         Completing {
@@ -362,13 +364,25 @@ impl Icc {
         self.ecc.counts()
     }
 
-    /// Holds entries of TCQ and MRQ back for at least this time, in nanoseconds, and for longer if
-    /// the driver asks for that.
-    pub fn hold_entries(&self, late_ns: u64) {
-        self.late_ns.store(late_ns, Relaxed);
-        if late_ns == 0 {
+    /// Holds entries of TCQ and MRQ back for at least these times, in nanoseconds, and for longer
+    /// if the driver asks for that.
+    pub fn hold_entries(&self, tcq_ns: u64, mrq_ns: u64) {
+        let [tcq, mrq] = &self.late_ns;
+        let before = [tcq.swap(tcq_ns, Relaxed), mrq.swap(mrq_ns, Relaxed)];
+        if before != [tcq_ns, mrq_ns] {
             self.flush_entries();
         }
+    }
+
+    /// Gives the device its memory once more, as it is while accesses fail. To be called once.
+    pub fn set_refusing_memory(&self, memory: Arc<dyn DmaMemory>) {
+        self.memory.set_refusing(memory);
+    }
+
+    /// Lets accesses to memory fail from now on, as the memory of
+    /// [`set_refusing_memory`](Icc::set_refusing_memory) says, or no longer.
+    pub fn refuse_accesses(&self, refuses: bool) {
+        self.memory.refuse(refuses);
     }
 
     /// Writes the entries that were held back.
@@ -451,7 +465,7 @@ impl Icc {
     }
 
     pub(crate) fn memory(&self) -> &dyn DmaMemory {
-        &*self.memory
+        self.memory.get()
     }
 
     /// The kind of controller.

@@ -1,8 +1,42 @@
 //! Runs of guest memory, as translation gives them.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
 use smallvec::SmallVec;
 
 pub use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Visit};
+
+/// The memory that a device reaches: as it is, or with faults for drivers to be tried with.
+pub(crate) struct Reach {
+    memory: Arc<dyn DmaMemory>,
+    refusing: OnceLock<Arc<dyn DmaMemory>>,
+    refuses: AtomicBool,
+}
+
+impl Reach {
+    pub(crate) fn new(memory: Arc<dyn DmaMemory>) -> Self {
+        Self { memory, refusing: OnceLock::new(), refuses: AtomicBool::new(false) }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> &dyn DmaMemory {
+        if self.refuses.load(Relaxed) {
+            return &**self.refusing.get().unwrap_or(&self.memory);
+        }
+        &*self.memory
+    }
+
+    /// Sets the same memory with accesses that fail. Only the first call has an effect.
+    pub(crate) fn set_refusing(&self, memory: Arc<dyn DmaMemory>) {
+        let _ = self.refusing.set(memory);
+    }
+
+    /// Takes the memory with accesses that fail from now on, or the one as it is.
+    pub(crate) fn refuse(&self, refuses: bool) {
+        self.refuses.store(refuses, Relaxed);
+    }
+}
 
 /// A contiguous run of bus addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

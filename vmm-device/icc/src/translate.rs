@@ -14,7 +14,7 @@ use tofu_inspect::{Hex, Inspect, Sparse, Visit, inspect};
 use tofu_sync::{Epochs, lock};
 
 use crate::fault::Fault;
-use crate::memory::{Access, DmaMemory, Segment, Segments};
+use crate::memory::{Access, DmaMemory, Reach, Segment, Segments};
 
 /// Places in a queue's translation cache.
 const CACHE_PLACES: usize = 32;
@@ -71,7 +71,7 @@ inspect!(Mapping {
 /// The tables of one control queue, and what is cached of them.
 pub(crate) struct Tables {
     /// The memory that they translate to.
-    memory: Arc<dyn DmaMemory>,
+    memory: Arc<Reach>,
     steering_enable: AtomicBool,
     steering_ipa: AtomicU64,
     steering_size: AtomicU64,
@@ -125,7 +125,7 @@ pub struct Pin {
 impl Pin {
     /// The memory that the translations lead to.
     pub fn memory(&self) -> &dyn DmaMemory {
-        &*self.tables.memory
+        self.tables.memory.get()
     }
 }
 
@@ -142,7 +142,7 @@ impl Drop for Pin {
 }
 
 impl Tables {
-    pub(crate) fn new(memory: Arc<dyn DmaMemory>) -> Self {
+    pub(crate) fn new(memory: Arc<Reach>) -> Self {
         Self {
             memory,
             steering_enable: AtomicBool::new(false),

@@ -1,12 +1,20 @@
-//! Faults of a node's device, for drivers to be tried with: a device that loses or doubles
-//! interrupts, is gone, does not stop, or does not come back from a reset.
+//! Faults of a node's device, for drivers to be tried with: a device that loses, doubles or delays
+//! interrupts, whose accesses to memory fail, that is gone, does not stop, or does not come back
+//! from a reset.
 
-use std::sync::Mutex;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
+use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Visit as Slices};
 use tofu_fabric::{Ppm, chance};
 use tofu_inspect::{Inspect, Visit};
 use tofu_sync::lock;
+
+/// Most faults of single messages and accesses.
+pub const MOST_PLANNED: usize = 16;
+/// Most messages that are delayed at a time; others are sent at once.
+const MOST_DELAYED: usize = 1024;
 
 /// The faults of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,24 +23,59 @@ pub struct DeviceFaults {
     pub msix_lost: Ppm,
     /// Share of those that are sent twice.
     pub msix_doubled: Ppm,
+    /// Share of those that are sent late.
+    pub msix_delayed: Ppm,
+    /// Time for which a message is delayed, in nanoseconds.
+    pub delay_ns: u64,
+    /// Share of the reads of memory that fail.
+    pub read_abort: Ppm,
+    /// Share of the writes to memory that fail.
+    pub write_abort: Ppm,
+    /// Faults of single messages and accesses.
+    pub planned: [Option<Planned>; MOST_PLANNED],
     /// Reads of registers and configuration give all ones, and writes have no effect.
     pub gone: bool,
     /// A write of 0 to ENABLE of a control queue has no effect.
     pub stuck: bool,
     /// From the next function level reset on, the device is gone.
     pub endless_reset: bool,
-    /// Shortest time for which entries of TCQ and MRQ are held back, in nanoseconds.
-    pub late_ns: u64,
+    /// Shortest time for which entries of the TCQ are held back, in nanoseconds.
+    pub late_tcq_ns: u64,
+    /// The same for the MRQ.
+    pub late_mrq_ns: u64,
     /// Where the random numbers begin.
     pub seed: u64,
 }
 
 /// The fate of an MSI-X message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub enum Fate {
+    /// It is sent.
     Sent,
+    /// It is lost.
     Lost,
+    /// It is sent twice.
     Doubled,
+    /// It is sent later.
+    Delayed,
+}
+
+/// A fault of one message or access, counted from 1 since the faults were set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planned {
+    /// A message of a vector.
+    Message {
+        /// The vector.
+        vector: u16,
+        /// Its number.
+        nth: u64,
+        /// The fate.
+        fate: Fate,
+    },
+    /// A read that fails.
+    Read(u64),
+    /// A write that fails.
+    Write(u64),
 }
 
 /// The faults that a device has now, and how often each has occurred.
@@ -42,9 +85,18 @@ pub(crate) struct Injector {
     on: AtomicBool,
     /// The device is gone, from the start or since a reset.
     gone: AtomicBool,
+    /// The faults, and the next random number's place.
     state: Mutex<(DeviceFaults, u64)>,
+    /// Messages by vector since the faults were set, as far as faults are planned.
+    messages: Mutex<HashMap<u16, u64>>,
+    reads: AtomicU64,
+    writes: AtomicU64,
+    /// When messages are due, in nanoseconds, and their vectors.
+    waiting: Mutex<VecDeque<(u64, u16)>>,
     lost: AtomicU64,
     doubled: AtomicU64,
+    delayed: AtomicU64,
+    aborted: AtomicU64,
     ones: AtomicU64,
     ignored: AtomicU64,
 }
@@ -53,6 +105,9 @@ impl Injector {
     /// Replaces the faults.
     pub(crate) fn set(&self, faults: DeviceFaults) {
         *lock(&self.state) = (faults, faults.seed);
+        lock(&self.messages).clear();
+        self.reads.store(0, Relaxed);
+        self.writes.store(0, Relaxed);
         self.gone.store(faults.gone, Relaxed);
         self.on.store(faults != DeviceFaults::default(), Relaxed);
     }
@@ -77,26 +132,92 @@ impl Injector {
 
     /// Decides about a message.
     #[inline]
-    pub(crate) fn message(&self) -> Fate {
-        if self.are_set() { self.fate() } else { Fate::Sent }
+    pub(crate) fn message(&self, vector: u16) -> Fate {
+        if self.are_set() { self.counted_fate(vector) } else { Fate::Sent }
     }
 
     #[cold]
-    fn fate(&self) -> Fate {
-        if self.gone.load(Relaxed) {
-            self.lost.fetch_add(1, Relaxed);
-            return Fate::Lost;
+    fn counted_fate(&self, vector: u16) -> Fate {
+        let fate = if self.gone.load(Relaxed) { Fate::Lost } else { self.fate(vector) };
+        let count = match fate {
+            Fate::Sent => return fate,
+            Fate::Lost => &self.lost,
+            Fate::Doubled => &self.doubled,
+            Fate::Delayed => &self.delayed,
+        };
+        count.fetch_add(1, Relaxed);
+        fate
+    }
+
+    fn fate(&self, of: u16) -> Fate {
+        let faults = self.faults();
+        let mut planned = faults.planned.iter().flatten().filter_map(|planned| match *planned {
+            Planned::Message { vector, nth, fate } if vector == of => Some((nth, fate)),
+            _ => None,
+        });
+        if planned.clone().next().is_some() {
+            let mut messages = lock(&self.messages);
+            let number = messages.entry(of).or_default();
+            *number += 1;
+            if let Some((_, fate)) = planned.find(|(nth, _)| nth == number) {
+                return fate;
+            }
         }
-        let DeviceFaults { msix_lost, msix_doubled, .. } = self.faults();
-        if msix_lost.hits(self.random()) {
-            self.lost.fetch_add(1, Relaxed);
-            Fate::Lost
-        } else if msix_doubled.hits(self.random()) {
-            self.doubled.fetch_add(1, Relaxed);
-            Fate::Doubled
-        } else {
-            Fate::Sent
+        // Without delays a seed means the same as before there were any.
+        let shares = [
+            (faults.msix_lost, Fate::Lost),
+            (faults.msix_doubled, Fate::Doubled),
+            (faults.msix_delayed, Fate::Delayed),
+        ];
+        let count = if faults.msix_delayed == Ppm::NEVER { 2 } else { 3 };
+        let hit = shares.into_iter().take(count).find(|(share, _)| share.hits(self.random()));
+        hit.map_or(Fate::Sent, |(_, fate)| fate)
+    }
+
+    /// Keeps a message until it is due. Returns when that is, in nanoseconds, or `None` if it is to
+    /// be sent now.
+    pub(crate) fn delay(&self, vector: u16, now_ns: u64) -> Option<u64> {
+        let due_ns = now_ns.saturating_add(self.faults().delay_ns);
+        let mut waiting = lock(&self.waiting);
+        (waiting.len() < MOST_DELAYED).then(|| waiting.push_back((due_ns, vector)))?;
+        Some(due_ns)
+    }
+
+    /// Sends delayed messages that are due. Returns when the next one is, in nanoseconds.
+    pub(crate) fn send_due(&self, now_ns: u64, mut send: impl FnMut(u16)) -> u64 {
+        loop {
+            let vector = {
+                let mut waiting = lock(&self.waiting);
+                match waiting.front() {
+                    None => return u64::MAX,
+                    Some(&(due_ns, _)) if due_ns > now_ns => return due_ns,
+                    Some(&(_, vector)) => {
+                        waiting.pop_front();
+                        vector
+                    }
+                }
+            };
+            send(vector);
         }
+    }
+
+    /// Returns true if an access to memory fails.
+    fn aborts(&self, access: Access) -> bool {
+        let faults = self.faults();
+        let planned = |wanted: Planned| faults.planned.contains(&Some(wanted));
+        let mut aborts = false;
+        if access.reads() {
+            let number = self.reads.fetch_add(1, Relaxed) + 1;
+            aborts |= planned(Planned::Read(number)) || faults.read_abort.hits(self.random());
+        }
+        if access.writes() {
+            let number = self.writes.fetch_add(1, Relaxed) + 1;
+            aborts |= planned(Planned::Write(number)) || faults.write_abort.hits(self.random());
+        }
+        if aborts {
+            self.aborted.fetch_add(1, Relaxed);
+        }
+        aborts
     }
 
     /// Returns true if an access finds no device.
@@ -128,25 +249,75 @@ impl Injector {
 
 impl Inspect for Injector {
     fn inspect(&self, visit: Visit<'_>) {
-        let DeviceFaults { msix_lost, msix_doubled, stuck, endless_reset, late_ns, seed, .. } =
-            self.faults();
+        let DeviceFaults {
+            msix_lost,
+            msix_doubled,
+            msix_delayed,
+            delay_ns,
+            read_abort,
+            write_abort,
+            planned,
+            gone: _,
+            stuck,
+            endless_reset,
+            late_tcq_ns,
+            late_mrq_ns,
+            seed,
+        } = self.faults();
         visit.tree(|tree| {
             tree.add("gone", &self.gone.load(Relaxed));
             tree.add("stuck", &stuck);
             tree.add("endless_reset", &endless_reset);
             tree.add("msix_lost_ppm", &msix_lost.parts());
             tree.add("msix_doubled_ppm", &msix_doubled.parts());
-            tree.add("late_ns", &late_ns);
+            tree.add("msix_delayed_ppm", &msix_delayed.parts());
+            tree.add("delay_ns", &delay_ns);
+            tree.add("read_abort_ppm", &read_abort.parts());
+            tree.add("write_abort_ppm", &write_abort.parts());
+            tree.add("planned", &planned.iter().flatten().count());
+            tree.add("late_tcq_ns", &late_tcq_ns);
+            tree.add("late_mrq_ns", &late_mrq_ns);
             tree.add("seed", &seed);
             for (name, count) in [
                 ("messages_lost", &self.lost),
                 ("messages_doubled", &self.doubled),
+                ("messages_delayed", &self.delayed),
+                ("accesses_aborted", &self.aborted),
                 ("accesses_of_none", &self.ones),
                 ("disables_ignored", &self.ignored),
             ] {
                 tree.add(name, &count.load(Relaxed));
             }
         });
+    }
+}
+
+impl DeviceFaults {
+    /// Returns true if accesses to memory can fail.
+    pub(crate) fn abort_accesses(&self) -> bool {
+        let planned = |planned: &Planned| matches!(planned, Planned::Read(_) | Planned::Write(_));
+        self.read_abort != Ppm::NEVER
+            || self.write_abort != Ppm::NEVER
+            || self.planned.iter().flatten().any(planned)
+    }
+}
+
+/// Memory of which some accesses fail, as if the platform or an IOMMU had refused them.
+pub(crate) struct Refusing {
+    pub(crate) memory: Arc<dyn DmaMemory>,
+    pub(crate) faults: Arc<Injector>,
+}
+
+impl DmaMemory for Refusing {
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
+        self.memory.contains(addr, len, access)
+    }
+
+    fn access(&self, addr: u64, len: usize, access: Access, f: &mut Slices<'_>) -> DmaResult {
+        if self.faults.aborts(access) {
+            return Err(DmaError { addr, len });
+        }
+        self.memory.access(addr, len, access, f)
     }
 }
 
@@ -157,7 +328,55 @@ mod tests {
     fn fates(faults: DeviceFaults) -> Vec<Fate> {
         let injector = Injector::default();
         injector.set(faults);
-        (0..1000).map(|_| injector.message()).collect()
+        (0..1000).map(|_| injector.message(0)).collect()
+    }
+
+    #[test]
+    fn planned_message_meets_its_fate_alone() {
+        let injector = Injector::default();
+        let planned = Planned::Message { vector: 9, nth: 3, fate: Fate::Lost };
+        let mut faults = DeviceFaults::default();
+        faults.planned[1] = Some(planned);
+        injector.set(faults);
+        let fates: Vec<_> = (0..4).map(|_| (injector.message(9), injector.message(8))).collect();
+        for (n, fates) in fates.into_iter().enumerate() {
+            let expected = if n == 2 { Fate::Lost } else { Fate::Sent };
+            assert_eq!(fates, (expected, Fate::Sent), "{n}");
+        }
+    }
+
+    #[test]
+    fn delayed_messages_are_sent_when_due() {
+        let injector = Injector::default();
+        injector.set(DeviceFaults {
+            msix_delayed: Ppm::ALWAYS,
+            delay_ns: 10,
+            ..DeviceFaults::default()
+        });
+        assert_eq!(injector.message(4), Fate::Delayed);
+        assert_eq!(injector.delay(4, 100), Some(110));
+        assert_eq!(injector.delay(5, 105), Some(115));
+        let mut sent = Vec::new();
+        assert_eq!(injector.send_due(109, |vector| sent.push(vector)), 110);
+        assert_eq!(injector.send_due(110, |vector| sent.push(vector)), 115);
+        assert_eq!(injector.send_due(200, |vector| sent.push(vector)), u64::MAX);
+        assert_eq!(sent, [4, 5]);
+        for _ in 0..MOST_DELAYED {
+            assert!(injector.delay(4, 0).is_some());
+        }
+        assert_eq!(injector.delay(4, 0), None);
+    }
+
+    #[test]
+    fn planned_accesses_fail_alone() {
+        let injector = Injector::default();
+        let mut faults = DeviceFaults::default();
+        faults.planned[0] = Some(Planned::Write(2));
+        injector.set(faults);
+        assert!(faults.abort_accesses());
+        let aborts = [Access::Write, Access::Read, Access::Write, Access::Write]
+            .map(|access| injector.aborts(access));
+        assert_eq!(aborts, [false, false, true, false]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub use crate::config::{
     Capacity, Doorbells, LinkFailed, Links, MachineConfig, Shard, Surroundings,
 };
 pub use crate::device::Device;
-pub use crate::device_faults::DeviceFaults;
+pub use crate::device_faults::{DeviceFaults, Fate, MOST_PLANNED, Planned};
 pub use crate::drive::{Drive, View};
 pub use crate::error::Error;
 pub use crate::interconnect::Interconnect;

@@ -17,7 +17,7 @@ use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::{Doorbells, MachineConfig};
-use crate::device_faults::{DeviceFaults, Fate, Injector};
+use crate::device_faults::{DeviceFaults, Fate, Injector, Refusing};
 use crate::error::Error;
 use crate::inbox::Inbox;
 use crate::trace::{Recorder, What};
@@ -143,7 +143,7 @@ struct NodeHost {
     waiting: Vec<Queued>,
     /// True if it was logged that a doorbell could not be attached.
     warned: AtomicBool,
-    faults: Injector,
+    faults: Arc<Injector>,
 }
 
 impl Node {
@@ -168,7 +168,7 @@ impl Node {
             events: Mutex::new(HashMap::new()),
             waiting: (0..NUM_TNI * Doorbell::COUNT).map(|_| Queued::new()).collect(),
             warned: AtomicBool::new(false),
-            faults: Injector::default(),
+            faults: Arc::default(),
         });
         let icc_config = Config {
             timeout_ns: config.timeout_ns,
@@ -177,7 +177,9 @@ impl Node {
             posted_writes_ns,
             ..Config::of(config.generation, coords)
         };
+        let refusing = Refusing { memory: Arc::clone(&memory), faults: Arc::clone(&host.faults) };
         let icc = Icc::new(icc_config, Arc::clone(&host) as Arc<dyn Host>, memory);
+        icc.set_refusing_memory(Arc::new(refusing));
         Ok(Self { id, coords, icc, host })
     }
 
@@ -251,8 +253,23 @@ impl Node {
 
     /// Replaces the faults of the device.
     pub fn set_faults(&self, faults: DeviceFaults) {
-        self.icc.hold_entries(faults.late_ns);
+        self.icc.hold_entries(faults.late_tcq_ns, faults.late_mrq_ns);
         self.host.faults.set(faults);
+        self.icc.refuse_accesses(faults.abort_accesses());
+        if faults == DeviceFaults::default() {
+            self.send_due(u64::MAX);
+        }
+    }
+
+    /// Sends delayed interrupts that are due by now. Returns when the next one is.
+    fn send_due(&self, now_ns: u64) -> u64 {
+        self.host.faults.send_due(now_ns, |vector| self.host.endpoint.trigger(vector))
+    }
+
+    /// Does all that is due by now. Returns the time of what is due next.
+    pub(crate) fn expire(&self, now_ns: u64) -> u64 {
+        self.icc.expire(now_ns);
+        self.icc.next_deadline().min(self.send_due(now_ns))
     }
 
     /// Returns true if a write disables a queue, and a fault prevents that.
@@ -285,7 +302,7 @@ impl Inspect for Node {
             tree.add("doorbells", &Said(format_args!("{:?}", self.doorbells())));
             tree.add("pci", &host.endpoint);
             tree.add("device", icc);
-            tree.add("faults", &host.faults);
+            tree.add("faults", &*host.faults);
             if let Some(machine) = host.machine.upgrade() {
                 let fabric = machine.fabric();
                 // Only an existing node is asked for.
@@ -396,8 +413,12 @@ impl NodeHost {
 impl Host for NodeHost {
     fn interrupt(&self, vector: u16) {
         self.note(What::Interrupt(vector));
-        match self.faults.message() {
+        match self.faults.message(vector) {
             Fate::Sent => self.endpoint.trigger(vector),
+            Fate::Delayed => match self.faults.delay(vector, self.now_ns()) {
+                Some(due_ns) => self.timer(due_ns),
+                None => self.endpoint.trigger(vector),
+            },
             Fate::Lost => {}
             Fate::Doubled => {
                 self.endpoint.trigger(vector);

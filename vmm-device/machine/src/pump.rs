@@ -127,8 +127,7 @@ impl View<Icc> for Pump<'_> {
     }
 
     fn expire(&mut self, node: &Node) -> u64 {
-        node.icc().expire(self.now_ns);
-        node.icc().next_deadline()
+        node.expire(self.now_ns)
     }
 
     fn release(&mut self) {

@@ -1,6 +1,7 @@
 //! `tofu fault`: faults on the links of a running machine, and of its devices.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Subcommand;
@@ -10,6 +11,8 @@ use tofu_control::{MachineName, ask, find_machine, locate, node_number};
 use tofu_spec::device_faults::DeviceFaultSpec;
 use tofu_spec::ecc::EccPlaceName;
 use tofu_spec::faults::FaultSpec;
+
+use crate::fault_plan;
 
 /// Lose, duplicate, reorder or damage packets of a running machine, or let a device misbehave
 ///
@@ -36,21 +39,32 @@ pub(crate) enum FaultCommand {
     },
     /// Set the faults of a node's device, such as msix-lost=5%,seed=7, or off
     ///
-    /// msix-lost and msix-doubled are shares of interrupts that are lost or sent twice; gone: reads
-    /// give all ones and writes have no effect; stuck: control queues do not stop; endless-reset:
-    /// from the next function level reset on the device is gone; late: TCQ and MRQ entries that ask
-    /// for no interrupt come this much later; seed: where the random numbers begin. Each call
-    /// replaces the faults of the one before. `tofu inspect NODE faults` shows them, and how often
-    /// each has occurred.
+    /// msix-lost, msix-doubled and msix-delayed are shares of interrupts that are lost, sent twice or
+    /// sent later by delay (10 ms); read-abort and write-abort: shares of accesses to memory that
+    /// fail; gone: reads give all ones and writes have no effect; stuck: control queues do not stop;
+    /// endless-reset: from the next function level reset on the device is gone; late: TCQ and MRQ
+    /// entries that ask for no interrupt come this much later, and with late-tcq or late-mrq those
+    /// of one queue only, so that notices and completions change places; seed: where the random
+    /// numbers begin.
+    ///
+    /// Single events: msix@9#3=lost (or doubled, or delayed) is the third message of vector 9,
+    /// read#5=abort the fifth read of memory, write#5=abort the fifth write, each counted from now
+    /// on. Each call replaces the faults of the one before. `tofu inspect NODE faults` shows them,
+    /// and how often each has occurred.
     Device {
         /// Node: an index, coordinates X,Y,Z,A,B,C or a name, with MACHINE/ in front if several
         /// machines run
         #[arg(value_name = "NODE")]
         node: String,
-        /// Faults: msix-lost=5%, msix-doubled=5%, gone, stuck, endless-reset, late=20ms, seed=N,
-        /// separated by commas; or off
-        #[arg(value_name = "FAULTS")]
-        faults: String,
+        /// Faults, separated by commas: msix-lost=5%, msix-doubled=5%, msix-delayed=5%, delay=10ms,
+        /// read-abort=1%, write-abort=1%, gone, stuck, endless-reset, late=20ms, seed=N and single
+        /// events; or off
+        #[arg(value_name = "FAULTS", required_unless_present = "plan")]
+        faults: Option<String>,
+        /// Take the faults from a TOML file: a line such as msix-lost = "5%" for each, and [[event]]
+        /// with msix = 9 or access = "write", nth = 3 and fate = "lost" for single events
+        #[arg(long, value_name = "FILE", conflicts_with = "faults")]
+        plan: Option<PathBuf>,
     },
     /// Have bits of the device's memory be wrong, which its error-correcting codes find
     ///
@@ -87,7 +101,10 @@ pub(crate) enum FaultCommand {
 /// Runs `tofu fault` and returns the exit code.
 pub(crate) fn run(command: &FaultCommand) -> anyhow::Result<u8> {
     let (name, question) = match command {
-        FaultCommand::Device { node, faults } => return set_device(node, faults),
+        FaultCommand::Device { node, faults, plan } => {
+            let faults = fault_plan::either(faults.as_deref(), plan.as_ref())?;
+            return set_device(node, &faults);
+        }
         FaultCommand::Ecc { node, place, correctable, .. } => {
             return inject_ecc(node, place, *correctable);
         }

@@ -8,6 +8,8 @@ use tofu_prove::Options;
 use tofu_spec::device_faults::DeviceFaultSpec;
 use tofu_spec::units::{Interconnect, Timeout};
 
+use crate::fault_plan;
+
 /// Prove a driver on two Linux nodes
 ///
 /// Boots two nodes, loads the driver there, sends traffic, binds it anew, resets the device, also
@@ -42,6 +44,10 @@ pub(crate) struct ProveArgs {
     /// Faults of both devices to play, as in `tofu fault device`. Can be repeated
     #[arg(long, value_name = "FAULTS")]
     fault: Vec<DeviceFaults>,
+
+    /// The same from a file, as in `tofu fault device --plan`. Can be repeated
+    #[arg(long, value_name = "FILE")]
+    plan: Vec<PathBuf>,
 
     /// Number of times to unload and load the driver, or to run the program again
     #[arg(long, value_name = "N", default_value_t = 20)]
@@ -101,6 +107,9 @@ Exit codes: 0 nothing broke; 1 something did; 2 the driver cannot be tried.";
 /// Runs `tofu prove` and returns the exit code.
 pub(crate) fn run(args: &ProveArgs) -> anyhow::Result<u8> {
     let args = args.clone();
+    let plans = args.plan.iter().map(|plan| fault_plan::read(plan));
+    let plans = plans.collect::<anyhow::Result<Vec<_>>>()?;
+    let faults = args.fault.into_iter().map(|DeviceFaults(text)| text).chain(plans);
     tofu_prove::run(&Options {
         driver: args.driver,
         arguments: args.arguments,
@@ -109,7 +118,7 @@ pub(crate) fn run(args: &ProveArgs) -> anyhow::Result<u8> {
         quick: args.quick,
         reloads: args.reloads,
         traffic: args.traffic,
-        faults: args.fault.into_iter().map(|DeviceFaults(text)| text).collect(),
+        faults: faults.collect(),
         copy: args.copy,
         patience: args.patience.0,
         limit: args.limit.0,

@@ -42,6 +42,34 @@ fn devices_are_on_sockets_until_ctrl_c() {
 }
 
 #[test]
+fn faults_of_a_device_come_from_a_plan() {
+    let place = Place::new();
+    let (mut process, _) = place.start(&PAIR);
+    let plan = |text: &str| {
+        let file = place.path().join("plan.toml");
+        std::fs::write(&file, text).unwrap();
+        place.run(&["fault", "device", "1", "--plan", file.to_str().unwrap()])
+    };
+    let event = "[[event]]\nmsix = 9\nnth = 3\nfate = \"lost\"\n";
+    plan(&format!("seed = 7\nmsix-delayed = \"5%\"\n{event}")).ok();
+    let faults = || place.run(&["inspect", "1", "faults", "--json"]).json()["tree"].clone();
+    let shown = faults();
+    for (name, value) in
+        [("seed", 7), ("msix_delayed_ppm", 50_000), ("delay_ns", 10_000_000), ("planned", 1)]
+    {
+        assert_eq!(shown[name], value, "{name}: {shown}");
+    }
+    let error = plan("loss = \"1%\"\n").error();
+    assert!(error.contains("plan.toml: loss=1%: faults of a device are"), "{error}");
+    assert_eq!(faults(), shown, "a plan that is refused changes nothing");
+    place.run(&["fault", "device", "1", "off"]).ok();
+    assert_eq!(faults()["planned"], 0);
+    interrupt(process.id());
+    assert_eq!(process.wait(), Some(130));
+    place.is_clean();
+}
+
+#[test]
 fn devices_in_modelled_time_have_paces() {
     let place = Place::new();
     let (mut process, machine) = place.start(&[&PAIR[..], &["--time", "modelled"]].concat());
