@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use common::{PEER, Quiet, SELF, Sent};
@@ -22,6 +23,8 @@ const PAGES: u64 = 0x6_0000;
 struct Driver {
     icc: Icc,
     memory: GuestMemoryMmap,
+    /// Commands posted.
+    posted: Cell<u64>,
 }
 
 fn cqs(reg: CqsReg) -> Register {
@@ -38,7 +41,7 @@ impl Driver {
         let quiet = Arc::new(Quiet::default());
         let icc = Icc::new(Config::tofud(SELF), quiet, Arc::new(memory.clone()));
         icc.set_bus_master(true);
-        Self { icc, memory }
+        Self { icc, memory, posted: Cell::new(0) }
     }
 
     fn write(&self, register: Register, value: u64) {
@@ -77,10 +80,11 @@ impl Driver {
         driver
     }
 
-    /// Posts a command in the first slot and rings the doorbell.
+    /// Posts a command in the next slot and rings the doorbell.
     fn post(&self, descriptor: Descriptor) {
         let bytes = descriptor.with_flip(true).to_bytes();
-        self.memory.write_slice(&bytes, GuestAddress(TOQ)).unwrap();
+        let slot = self.posted.replace(self.posted.get() + 1);
+        self.memory.write_slice(&bytes, GuestAddress(TOQ + 32 * slot)).unwrap();
         self.write(Register::Cq { tni: TNI, cq: CQ, reg: CqReg::FetchStart }, 1);
         while self.icc.run_queue(TNI, CQ.into(), &mut Sent::default()) {}
     }
@@ -293,6 +297,98 @@ const WRONG: &[(&str, Wrong)] = &[
 fn wrong_drivers_are_named_by_their_rules() {
     for (id, wrong) in WRONG {
         assert_eq!(wrong().broken(), [*id], "{id}");
+    }
+}
+
+/// Mistakes of drivers in their order of things, each with the rule that tells of it.
+const MISTAKES: &[(&str, &str, Wrong)] = &[
+    ("no barrier before the flip bit: the device sees half of the descriptor", "T-AT-004", || {
+        let driver = Driver::open();
+        let Descriptor([first, second, ..]) = good_put();
+        driver.post(Descriptor([first, second, 0, 0]));
+        driver
+    }),
+    ("an STag is freed before its command ends", "T-AT-004", || {
+        let driver = Driver::open();
+        driver.store(STEERING + 16, &[0, 0]);
+        driver.write(cqs(CqsReg::CacheFlush), 1);
+        driver.post(good_put());
+        driver
+    }),
+    ("memory is unmapped before its command ends", "T-AT-014", || {
+        let driver = Driver::open();
+        driver.post(good_put());
+        driver.store(PAGES, &[0]);
+        driver.post(good_put());
+        driver
+    }),
+    ("an error path frees an STag without a flush", "T-AT-017", || {
+        let driver = Driver::open();
+        driver.post(good_put());
+        driver.post(put(Header1(0), Header2(0), 4, 64));
+        driver.store(STEERING + 16, &[0, 0]);
+        driver
+    }),
+    ("entries of a table have the wrong stride", "T-AT-004", || {
+        let driver = Driver::open();
+        driver.store(STEERING + 16, &[0, 0]);
+        driver.store(STEERING + 8, &[1 << 48 | 1 << 7, 0x1_0000]);
+        driver.post(good_put());
+        driver
+    }),
+    ("the last byte is one beyond the region", "T-AT-005", || {
+        let driver = Driver::open();
+        let mut descriptor = good_put();
+        descriptor.0[3] = StagOffset::new(CQ, 1, 0x1_0000 - 63).0;
+        driver.post(descriptor);
+        driver
+    }),
+    ("the doorbell has the index of the entry", "T-CQ-007", || {
+        let driver = Driver::open();
+        driver.write(Register::Cq { tni: TNI, cq: CQ, reg: CqReg::FetchStart }, 5);
+        driver
+    }),
+    ("a ring is replaced by a larger one without a stop", "T-CQ-005", || {
+        let driver = Driver::open();
+        driver.post(good_put());
+        driver.write(cqs(CqsReg::MrqIpa), 0x7_0000);
+        driver
+    }),
+    ("a queue is used after a reset", "T-CQ-006", || {
+        let driver = Driver::open();
+        driver.icc.reset();
+        driver.icc.set_bus_master(true);
+        driver.post(good_put());
+        driver
+    }),
+    ("a queue is made anew after a reset without its tables", "T-AT-001", || {
+        let driver = Driver::open();
+        driver.icc.reset();
+        driver.icc.set_bus_master(true);
+        driver.write(tni(TniReg::Enable), 1);
+        for (reg, value) in
+            [(CqsReg::ToqIpa, TOQ), (CqsReg::TcqIpa, 0x2_0000), (CqsReg::MrqIpa, 0x3_0000)]
+        {
+            driver.write(cqs(reg), value);
+        }
+        driver.write(cqs(CqsReg::Enable), 1);
+        driver.post(good_put());
+        driver
+    }),
+    ("a queue is made anew after a suspend without Bus Master Enable", "T-CQ-001", || {
+        let driver = Driver::open();
+        driver.write(cqs(CqsReg::Enable), 0);
+        driver.icc.set_bus_master(false);
+        driver.write(cqs(CqsReg::Enable), 1);
+        driver
+    }),
+];
+
+#[test]
+fn mistakes_are_named_by_their_rules() {
+    for (mistake, id, wrong) in MISTAKES {
+        let broken = wrong().broken();
+        assert!(broken.contains(id), "{mistake}: {id}, not {broken:?}");
     }
 }
 
