@@ -40,7 +40,13 @@ impl Queue {
         }
     }
 
-    /// Takes completions up to the first error, and gives each to `to`.
+    /// Takes completions up to the first error or receive, and gives each to `to`.
+    ///
+    /// mpich serves all that it has got from one call before it looks at its own shared memory,
+    /// where it has the operations of a process on its own window. mpi4py's locks set a word of
+    /// their window so, and then announce themselves to a peer, without a flush of the first. That
+    /// peer's answer and its change of the same word may be here at once, and were applied before
+    /// the own one.
     fn take(&self, count: usize, mut to: impl FnMut(usize, &Item)) -> isize {
         self.progress();
         let mut items = lock(&self.items);
@@ -50,6 +56,9 @@ impl Queue {
         {
             to(taken, &item);
             taken += 1;
+            if item.entry.flags & abi::RECV != 0 {
+                break;
+            }
         }
         match taken {
             0 if !items.is_empty() => abi::ERROR_THERE,
@@ -223,4 +232,26 @@ unsafe extern "C" fn strerror(
         unsafe { libc::snprintf(to, size, c"%s".as_ptr(), text.as_ptr()) };
     }
     text.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_ends_with_first_receive() {
+        let queue = Queue::default();
+        let item = |flags, context| {
+            let entry = CqEntry { context, flags, ..CqEntry::default() };
+            Item { entry, source: 0, error: None }
+        };
+        let all = [(abi::SEND, 1), (abi::RECV, 2), (abi::RECV, 3), (abi::SEND, 4), (abi::SEND, 5)];
+        all.iter().for_each(|&(flags, context)| queue.push(item(flags, context)));
+        let read = |count| {
+            let mut contexts = Vec::new();
+            queue.take(count, |_, item| contexts.push(item.entry.context));
+            contexts
+        };
+        assert_eq!([read(8), read(8), read(8)], [vec![1, 2], vec![3], vec![4, 5]]);
+    }
 }
