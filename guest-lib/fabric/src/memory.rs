@@ -99,11 +99,11 @@ impl Memory for ProgramMemory {
         });
     }
 
-    fn split(&mut self, length: usize) -> Self {
-        let (at, size) = self.only_piece().unwrap_or((0, 0));
-        let length = length.min(size);
-        *self = Self::One(at + length, size - length);
-        Self::One(at, length)
+    fn part(&self, offset: usize, length: usize) -> Self {
+        // The operation's own memory would not stay.
+        let Self::One(at, size) = *self else { return Self::One(0, 0) };
+        let offset = offset.min(size);
+        Self::One(at + offset, length.min(size - offset))
     }
 
     fn owned(length: usize) -> Self {

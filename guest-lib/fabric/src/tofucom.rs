@@ -71,6 +71,7 @@ struct Api {
     put_piggyback8: Move,
     poll_mrq: unsafe extern "C" fn(usize, c_ulong, *mut Notice) -> c_int,
     wait: unsafe extern "C" fn(usize, i64) -> c_int,
+    wait_fd: unsafe extern "C" fn(usize, *mut c_int) -> c_int,
 }
 
 /// Finds a function of a library.
@@ -115,6 +116,7 @@ impl Api {
                 put_piggyback8: find(library, c"utofu_put_piggyback8")?,
                 poll_mrq: find(library, c"utofu_poll_mrq")?,
                 wait: find(library, c"tofu_wait")?,
+                wait_fd: find(library, c"tofu_wait_fd")?,
             })
         }
     }
@@ -201,6 +203,14 @@ impl Tofucom {
         // SAFETY: the memory stays as long as the queue.
         let code = unsafe { (api.reg_mem)(vcq, at, size, READ_ONLY, &mut new.staging_stadd) };
         (code == SUCCESS).then_some(new)
+    }
+
+    /// Returns a descriptor that is readable as long as [`Transport::wait`] would not sleep.
+    pub(crate) fn descriptor(&self) -> Option<c_int> {
+        let mut fd = -1;
+        // SAFETY: the queue exists, and the pointer is good.
+        let code = unsafe { (self.api.wait_fd)(self.vcq, &mut fd) };
+        (code == SUCCESS).then_some(fd)
     }
 
     /// Registers memory for peers to write.
@@ -393,13 +403,17 @@ impl Transport for Tofucom {
         }
     }
 
-    fn wait(&mut self, timeout: Duration) {
-        let timeout = i64::try_from(timeout.as_nanos()).unwrap_or(i64::MAX);
-        // SAFETY: the queue exists.
-        let code = unsafe { (self.api.wait)(self.vcq, timeout) };
-        if code != SUCCESS && code != NOT_FOUND {
-            std::thread::sleep(Duration::from_micros(50));
+    fn wait(&mut self, timeout: Duration) -> bool {
+        if !self.refused.is_empty() {
+            return true;
         }
+        let longest = i64::try_from(timeout.as_nanos()).unwrap_or(i64::MAX);
+        // SAFETY: the queue exists.
+        let code = unsafe { (self.api.wait)(self.vcq, longest) };
+        if code != SUCCESS && code != NOT_FOUND {
+            std::thread::sleep(timeout.min(Duration::from_micros(50)));
+        }
+        code != NOT_FOUND
     }
 }
 

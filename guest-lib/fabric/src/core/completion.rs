@@ -10,6 +10,18 @@ pub enum Finished {
     Send,
     /// A receive, or a look for a message.
     Receive,
+    /// A read of a peer's region.
+    Read,
+    /// A write to a peer's region.
+    Write,
+    /// A change of numbers in a peer's region.
+    Atomic,
+    /// A change of numbers in a peer's region, which has returned the old ones.
+    FetchAtomic,
+    /// A peer's read of a region here.
+    PeerRead,
+    /// A peer's write to a region here.
+    PeerWrite,
 }
 
 /// The end of an operation.

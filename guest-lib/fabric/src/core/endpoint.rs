@@ -1,6 +1,7 @@
 //! An endpoint: what the program calls.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::commands::Commands;
@@ -11,11 +12,14 @@ use super::header::{Header, Kind};
 use super::matching::{Claim, Matching};
 use super::outgoing::Outgoing;
 use super::peers::{Number, Peers};
+use super::regions::{Lease, Regions};
 use super::transport::{Address, Busy, Memory, Signal, Transport};
 use super::{EAGER, SLOT};
 
 /// Messages that may wait for a peer.
 const MOST_WAITING: usize = 4096;
+/// The time after which a peer that has not answered is sent a signal, which fails if it is dead.
+const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// Events that one call handles, so that it ends.
 const EVENTS_AT_ONCE: usize = 64;
 
@@ -37,19 +41,48 @@ pub struct Send<M> {
     pub context: Option<usize>,
     /// False if the program wants to know only if it fails.
     pub wanted: bool,
+    /// It ends when the receiver's endpoint has taken it, not when it is in the receiver's memory.
+    pub delivered: bool,
 }
 
-/// A send that has not ended.
+/// A send, or an operation on a peer's region, that has not ended.
 #[derive(Debug)]
 pub(super) struct Sending<M> {
+    pub(super) finished: Finished,
     pub(super) context: Option<usize>,
     pub(super) tagged: bool,
     pub(super) wanted: bool,
     pub(super) peer: Number,
+    /// It ends with an answer of the peer, not when all has been sent.
+    pub(super) waits: bool,
     /// The device's address of the message, if the receiver reads it.
     pub(super) stadd: Option<u64>,
-    /// It is kept until then.
-    _memory: Option<M>,
+    /// The memory that is kept until then, or that the answer is for.
+    pub(super) memory: Option<M>,
+    /// The memory is of a region.
+    pub(super) lease: Option<Lease>,
+}
+
+impl<M> Sending<M> {
+    /// One that ends when all has been sent.
+    pub(super) const fn new(
+        peer: Number,
+        finished: Finished,
+        context: Option<usize>,
+        wanted: bool,
+    ) -> Self {
+        Self {
+            finished,
+            context,
+            tagged: false,
+            wanted,
+            peer,
+            waits: false,
+            stadd: None,
+            memory: None,
+            lease: None,
+        }
+    }
 }
 
 /// An endpoint.
@@ -67,13 +100,17 @@ pub struct Endpoint<T: Transport> {
     pub(super) turned_away: VecDeque<Address>,
     pub(super) commands: Commands,
     pub(super) completions: VecDeque<Completion>,
+    /// Memory that peers may use.
+    pub(super) regions: Arc<Mutex<Regions<T::Memory>>>,
+    /// The time when peers that have not answered were sent a signal.
+    probed: Instant,
     pub(super) next: u64,
     pub(super) scratch: Vec<u8>,
 }
 
 impl<T: Transport> Endpoint<T> {
-    /// Creates an endpoint.
-    pub fn new(transport: T) -> Self {
+    /// Creates an endpoint, whose peers may use these regions.
+    pub fn new(transport: T, regions: Arc<Mutex<Regions<T::Memory>>>) -> Self {
         Self {
             transport,
             peers: Peers::default(),
@@ -85,6 +122,8 @@ impl<T: Transport> Endpoint<T> {
             turned_away: VecDeque::new(),
             commands: Commands::default(),
             completions: VecDeque::new(),
+            regions,
+            probed: Instant::now(),
             next: 0,
             scratch: vec![0; SLOT],
         }
@@ -95,67 +134,86 @@ impl<T: Transport> Endpoint<T> {
         self.transport.address()
     }
 
+    /// Returns the device.
+    pub const fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    /// Returns whether there is nothing to do until the device has an event.
+    pub fn is_quiet(&mut self) -> bool {
+        let works =
+            !self.listed.is_empty() || !self.asking.is_empty() || !self.turned_away.is_empty();
+        !works && self.completions.is_empty() && !self.transport.wait(Duration::ZERO)
+    }
+
     /// Sends a message.
     ///
     /// # Errors
     ///
     /// If too many wait for the receiver already. The program tries again after [`Self::progress`].
     pub fn send(&mut self, send: Send<T::Memory>) -> Result<(), Busy> {
-        let Send { to, memory, tagged, tag, data, context, wanted } = send;
-        let total = memory.len();
-        let (id, at) = (0, 0);
-        let header = Header {
-            kind: Kind::Part,
-            tagged,
-            data,
-            emptied: 0,
-            length: 0,
-            tag,
-            total: total as u64,
-            id,
-            at,
-        };
+        let Send { to, memory, tagged, tag, data, context, wanted, delivered } = send;
+        let total = memory.len() as u64;
+        let header =
+            Header { tagged, tag, data, total, answer: delivered, ..Header::of(Kind::Part) };
         if to == self.transport.address() {
             self.send_to_self(&header, &memory);
-            let done = Completion::new(Finished::Send, tagged, context.unwrap_or(0));
-            self.completions.extend(context.map(|_| Completion { wanted, ..done }));
+            self.end_operation(Finished::Send, tagged, context, wanted, None);
             return Ok(());
         }
-        let number = match self.peers.find(to).map_or_else(|| self.peers.add(to), Ok) {
+        let number = match self.admit(to)? {
             Ok(number) => number,
             Err(failure) => {
-                self.refuse(tagged, context, failure);
+                self.end_operation(Finished::Send, tagged, context, wanted, Some(failure));
                 return Ok(());
             }
         };
-        let Some(peer) = self.peers.get(number) else { return Ok(()) };
-        if peer.failed {
-            self.refuse(tagged, context, Failure::Unreachable);
-            return Ok(());
-        }
-        if peer.queue.len() >= MOST_WAITING {
-            return Err(Busy);
-        }
         self.next += 1;
         let id = self.next;
-        let sending = Sending { context, tagged, wanted, peer: number, stadd: None, _memory: None };
-        self.sends.insert(id, sending);
-        self.offer(number, Header { id, ..header }, memory);
+        let sending = Sending::new(number, Finished::Send, context, wanted);
+        self.sends.insert(id, Sending { tagged, waits: delivered, ..sending });
+        self.offer(number, Header { id, ..header }, memory, Kind::Request);
         Ok(())
     }
 
-    /// Sends a message through slots, or has the receiver read it.
-    fn offer(&mut self, number: Number, header: Header, memory: T::Memory) {
+    /// Returns the number of the peer for another operation, or the reason why there can be none.
+    ///
+    /// # Errors
+    ///
+    /// If too many wait already.
+    pub(super) fn admit(&mut self, to: Address) -> Result<Result<Number, Failure>, Busy> {
+        let number = match self.peers.find(to).map_or_else(|| self.peers.add(to), Ok) {
+            Ok(number) => number,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        match self.peers.get(number) {
+            Some(peer) if peer.queue.len() >= MOST_WAITING => Err(Busy),
+            Some(peer) if !peer.failed => Ok(Ok(number)),
+            _ => Ok(Err(Failure::Unreachable)),
+        }
+    }
+
+    /// Sends a message through slots, or has the receiver read it, which the header of this kind
+    /// asks for.
+    pub(super) fn offer(
+        &mut self,
+        number: Number,
+        header: Header,
+        memory: T::Memory,
+        request: Kind,
+    ) {
         let (id, total) = (header.id, memory.len());
+        let header = Header { total: total as u64, ..header };
         let send = Some(id);
         if total > EAGER
             && let Some(sending) = self.sends.get_mut(&id)
-            && sending.context.is_some()
+            && (sending.context.is_some() || sending.lease.is_some())
             && let Ok(stadd) = self.transport.register(&memory, true)
         {
+            sending.waits = true;
             sending.stadd = Some(stadd);
-            sending._memory = Some(memory);
-            let header = Header { kind: Kind::Request, at: stadd, ..header };
+            sending.memory = Some(memory);
+            let header = Header { kind: request, at: stadd, ..header };
             return self.enqueue(number, Outgoing { header, data: Vec::new(), sent: 0, send });
         }
         let mut data = vec![0; total];
@@ -163,11 +221,18 @@ impl<T: Transport> Endpoint<T> {
         self.enqueue(number, Outgoing { header, data, sent: 0, send });
     }
 
-    /// Ends a send that cannot begin.
-    fn refuse(&mut self, tagged: bool, context: Option<usize>, failure: Failure) {
+    /// Reports the end of an operation, if the program can know of it.
+    pub(super) fn end_operation(
+        &mut self,
+        finished: Finished,
+        tagged: bool,
+        context: Option<usize>,
+        wanted: bool,
+        failure: Option<Failure>,
+    ) {
         let Some(context) = context else { return };
-        let completion = Completion::new(Finished::Send, tagged, context);
-        self.completions.push_back(completion.failed(failure));
+        let completion = Completion::new(finished, tagged, context);
+        self.completions.push_back(Completion { wanted, failure, ..completion });
     }
 
     /// Sends a message to the own endpoint.
@@ -242,10 +307,28 @@ impl<T: Transport> Endpoint<T> {
         {
             self.turned_away.pop_front();
         }
+        if !self.sends.is_empty() && self.probed.elapsed() >= PROBE_AFTER {
+            self.probed = Instant::now();
+            self.probe();
+        }
         for _ in 0..EVENTS_AT_ONCE {
             // A poll that finds nothing may rest, which is no use if there are completions.
             let Some(event) = self.transport.poll() else { break };
             self.handle(event);
+        }
+    }
+
+    /// Sends a signal to all peers that have not answered. Such a peer may have died after the
+    /// device has delivered everything to it.
+    pub(super) fn probe(&mut self) {
+        let waiting = self.sends.values().filter(|sending| sending.waits);
+        let mut numbers: Vec<Number> = waiting.map(|sending| sending.peer).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        for number in numbers {
+            let Some(peer) = self.peers.get(number).filter(|peer| !peer.failed) else { continue };
+            // If the device has no room, it has work whose end will tell.
+            let _ = self.transport.signal(peer.address, Signal::Credit(peer.emptied()));
         }
     }
 

@@ -11,6 +11,8 @@ pub enum Failure {
     Canceled,
     /// A look for a message found none.
     NoMessage,
+    /// The peer has no such region, or does not permit this use of it.
+    Refused,
     /// There is no room for another peer, or no memory can be registered.
     NoRoom,
 }

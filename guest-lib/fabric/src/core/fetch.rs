@@ -1,13 +1,49 @@
 //! Messages that are being read from their senders.
 
 use super::matching::{Envelope, Place};
+use super::regions::Lease;
+use super::transport::{Address, Memory};
+
+/// The memory for a message that is being read.
+#[derive(Debug)]
+pub(super) enum Target<M> {
+    /// That of a receive.
+    Receive(Envelope, Place<M>),
+    /// A region, which a peer writes to, with data for the completion.
+    Region {
+        /// The part of it.
+        memory: M,
+        /// The data.
+        data: Option<u64>,
+        /// Held as long as this.
+        _lease: Lease,
+    },
+    /// That of a read of a peer's region, by its number.
+    Read(M, u64),
+}
+
+impl<M: Memory> Target<M> {
+    pub(super) fn memory(&self) -> &M {
+        match self {
+            Self::Receive(_, place) => &place.memory,
+            Self::Region { memory, .. } | Self::Read(memory, _) => memory,
+        }
+    }
+
+    pub(super) fn memory_mut(&mut self) -> &mut M {
+        match self {
+            Self::Receive(_, place) => &mut place.memory,
+            Self::Region { memory, .. } | Self::Read(memory, _) => memory,
+        }
+    }
+}
 
 /// A message that is being read.
 #[derive(Debug)]
 pub(super) struct Fetch<M> {
-    pub(super) envelope: Envelope,
-    pub(super) place: Place<M>,
-    /// Memory of this endpoint, if that of the receive cannot be registered.
+    pub(super) source: Address,
+    pub(super) target: Target<M>,
+    /// Memory of this endpoint, if that of the target cannot be registered.
     pub(super) staged: Option<M>,
     /// The device's address of the message, and its sender's number for it.
     pub(super) remote: u64,

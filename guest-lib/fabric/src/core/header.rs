@@ -5,6 +5,7 @@ pub(super) const HEADER: usize = 64;
 
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum Kind {
     /// A part of a message.
     Part,
@@ -14,6 +15,41 @@ pub(super) enum Kind {
     Done,
     /// The receiver could not read a message.
     Failed,
+    /// A part of what is written to a region.
+    Write,
+    /// The address of what is written to a region, which the receiver reads.
+    WriteRequest,
+    /// A region is to be read.
+    Read,
+    /// A part of what a region has.
+    Data,
+    /// The address of what a region has, which the receiver reads.
+    DataRequest,
+    /// Numbers of a region are to be changed.
+    Atomic,
+    /// There is no such region, or it may not be used like this.
+    Refused,
+}
+
+impl Kind {
+    const ALL: [Self; 11] = [
+        Self::Part,
+        Self::Request,
+        Self::Done,
+        Self::Failed,
+        Self::Write,
+        Self::WriteRequest,
+        Self::Read,
+        Self::Data,
+        Self::DataRequest,
+        Self::Atomic,
+        Self::Refused,
+    ];
+
+    /// Returns whether it comes in parts, each with its offset.
+    pub(super) const fn is_part(self) -> bool {
+        matches!(self, Self::Part | Self::Write | Self::Data)
+    }
 }
 
 /// The properties of a slot's contents.
@@ -21,39 +57,55 @@ pub(super) enum Kind {
 pub(super) struct Header {
     pub(super) kind: Kind,
     pub(super) tagged: bool,
+    /// The sender wants to know when the message is out of its slots.
+    pub(super) answer: bool,
     pub(super) data: Option<u64>,
     /// Slots that the sender of this one has emptied, modulo 2^16.
     pub(super) emptied: u16,
     /// Bytes in this slot.
     pub(super) length: u32,
+    /// The tag; for contents of a region, the number that the one who asked knows.
     pub(super) tag: u64,
     /// Bytes of the whole message.
     pub(super) total: u64,
     /// The sender's number of a message that is read.
     pub(super) id: u64,
-    /// The part's offset in the message, or where the device finds the message.
+    /// The part's offset in the message, where the device finds the message, or the code of an
+    /// atomic operation.
     pub(super) at: u64,
+    /// The key of a region, and where in it.
+    pub(super) key: u64,
+    pub(super) place: u64,
 }
 
 impl Header {
-    /// An answer to a request.
-    pub(super) const fn answer(kind: Kind, id: u64) -> Self {
-        let (tag, total, at) = (0, 0, 0);
-        Self { kind, tagged: false, data: None, emptied: 0, length: 0, tag, total, id, at }
+    /// A header of this kind, without anything else.
+    pub(super) const fn of(kind: Kind) -> Self {
+        Self {
+            kind,
+            tagged: false,
+            answer: false,
+            data: None,
+            emptied: 0,
+            length: 0,
+            tag: 0,
+            total: 0,
+            id: 0,
+            at: 0,
+            key: 0,
+            place: 0,
+        }
     }
 
     pub(super) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
-        bytes[0] = match self.kind {
-            Kind::Part => 1,
-            Kind::Request => 2,
-            Kind::Done => 3,
-            Kind::Failed => 4,
-        };
-        bytes[1] = u8::from(self.tagged) | u8::from(self.data.is_some()) << 1;
+        bytes[0] = self.kind as u8 + 1;
+        let flags = [self.tagged, self.data.is_some(), self.answer];
+        bytes[1] = flags.iter().rev().fold(0, |all, flag| all << 1 | u8::from(*flag));
         bytes[2..4].copy_from_slice(&self.emptied.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
-        let words = [self.tag, self.total, self.id, self.at, self.data.unwrap_or(0)];
+        let Self { tag, total, id, at, key, place, .. } = *self;
+        let words = [tag, total, id, at, self.data.unwrap_or(0), key, place];
         for (to, word) in bytes[8..].as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *to = word.to_le_bytes();
         }
@@ -62,19 +114,14 @@ impl Header {
 
     /// Returns `None` for bytes that no sender writes.
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
-        let kind = match bytes[0] {
-            1 => Kind::Part,
-            2 => Kind::Request,
-            3 => Kind::Done,
-            4 => Kind::Failed,
-            _ => return None,
-        };
+        let kind = *Kind::ALL.get(usize::from(bytes[0]).checked_sub(1)?)?;
         let [flags, low, high] = [bytes[1], bytes[2], bytes[3]];
         let words = bytes[8..].as_chunks::<8>().0;
         let word = |at: usize| words.get(at).map_or(0, |word| u64::from_le_bytes(*word));
         Some(Self {
             kind,
             tagged: flags & 1 != 0,
+            answer: flags & 4 != 0,
             data: (flags & 2 != 0).then(|| word(4)),
             emptied: u16::from_le_bytes([low, high]),
             length: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
@@ -82,6 +129,8 @@ impl Header {
             total: word(1),
             id: word(2),
             at: word(3),
+            key: word(5),
+            place: word(6),
         })
     }
 }
@@ -94,12 +143,15 @@ mod tests {
     proptest! {
         #[test]
         fn headers_come_back(
-            (kind, tagged, emptied, length) in (0u8..4, any::<bool>(), any::<u16>(), any::<u32>()),
+            (kind, tagged, answer) in (0usize..11, any::<bool>(), any::<bool>()),
+            (emptied, length) in any::<(u16, u32)>(),
             (data, tag, total, id, at) in any::<(Option<u64>, u64, u64, u64, u64)>(),
+            (key, place) in any::<(u64, u64)>(),
         ) {
-            let kind = [Kind::Part, Kind::Request, Kind::Done, Kind::Failed][usize::from(kind)];
-            let header =
-                Header { kind, tagged, data, emptied, length, tag, total, id, at };
+            let header = Header {
+                kind: Kind::ALL[kind], tagged, answer, data, emptied, length, tag, total, id, at,
+                key, place,
+            };
             prop_assert_eq!(Header::decode(&header.encode()), Some(header));
         }
 
@@ -108,7 +160,7 @@ mod tests {
             bytes in proptest::collection::vec(any::<u8>(), HEADER),
         ) {
             let bytes: [u8; HEADER] = bytes.try_into().unwrap();
-            prop_assert_eq!(Header::decode(&bytes).is_some(), (1..5).contains(&bytes[0]));
+            prop_assert_eq!(Header::decode(&bytes).is_some(), (1..12).contains(&bytes[0]));
         }
     }
 }

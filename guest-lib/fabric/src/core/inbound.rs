@@ -3,6 +3,7 @@
 use super::completion::{Completion, Finished};
 use super::endpoint::Endpoint;
 use super::failure::Failure;
+use super::fetch::Target;
 use super::header::{HEADER, Header, Kind};
 use super::matching::{Body, Envelope, Matching, Message, Place, Receive};
 use super::outbound::PART;
@@ -37,14 +38,29 @@ impl<T: Transport> Endpoint<T> {
         let source = peer.address;
         if let Some(header) = header {
             peer.free(header.emptied);
+            let part = &slot[HEADER..HEADER + length];
             match header.kind {
-                Kind::Part => self.part(number, source, &header, &slot[HEADER..HEADER + length]),
+                Kind::Part => self.part(number, source, &header, part),
                 Kind::Request => self.request(source, &header),
-                Kind::Done => self.finish_send(header.id, None),
-                Kind::Failed => self.finish_send(header.id, Some(Failure::NoRoom)),
+                Kind::Done => self.answered(number, header.id, None),
+                Kind::Failed => self.answered(number, header.id, Some(Failure::NoRoom)),
+                Kind::Refused => self.answered(number, header.id, Some(Failure::Refused)),
+                Kind::Write => self.written(source, &header, part),
+                Kind::WriteRequest => self.write_requested(source, &header),
+                Kind::Read => self.read(number, source, &header),
+                Kind::Data => self.data(number, &header, part),
+                Kind::DataRequest => self.data_requested(number, source, &header),
+                Kind::Atomic => self.changed(number, source, &header, part),
             }
         }
         self.scratch = slot;
+    }
+
+    /// A peer has answered.
+    fn answered(&mut self, number: Number, id: u64, failure: Option<Failure>) {
+        if self.own(number, id).is_some() {
+            self.finish_send(id, failure);
+        }
     }
 
     fn envelope(source: Address, header: &Header) -> Envelope {
@@ -55,6 +71,9 @@ impl<T: Transport> Endpoint<T> {
 
     /// A part of a message has come.
     fn part(&mut self, number: Number, source: Address, header: &Header, part: &[u8]) {
+        if header.answer && header.at.saturating_add(part.len() as u64) >= header.total {
+            self.answer(source, Kind::Done, header.id);
+        }
         let message = match self.peers.get_mut(number).and_then(|peer| peer.current.take()) {
             Some(message) if header.at > 0 => message,
             _ => match self.begin(source, header, part) {
@@ -157,9 +176,15 @@ impl<T: Transport> Endpoint<T> {
         let envelope = Self::envelope(source, header);
         let (at, id) = (header.at, header.id);
         match self.matching.take_receive(&envelope, &mut self.completions) {
-            Some(place) => self.fetch(envelope, place, at, id),
+            Some(place) => self.fetch_message(envelope, place, at, id),
             None => drop(self.matching.add(envelope, Body::Remote { at, id }, 0)),
         }
+    }
+
+    /// Begins to read a message.
+    fn fetch_message(&mut self, envelope: Envelope, place: Place<T::Memory>, at: u64, id: u64) {
+        let (source, length) = (envelope.source, envelope.total);
+        self.fetch(source, Target::Receive(envelope, place), length, (at, id));
     }
 
     /// Receives a message.
@@ -232,7 +257,7 @@ impl<T: Transport> Endpoint<T> {
                 message.receiver = Some(place);
                 self.matching.messages.insert(number, message);
             }
-            Body::Remote { at, id } => self.fetch(message.envelope, place, at, id),
+            Body::Remote { at, id } => self.fetch_message(message.envelope, place, at, id),
             Body::Placed(_) => {}
         }
     }

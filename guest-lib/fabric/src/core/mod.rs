@@ -10,7 +10,14 @@
 //!
 //! Messages of up to [`EAGER`] bytes travel through slots. For longer ones the sender registers its
 //! memory and sends its address; the receiver reads it by Gets when a receive matches, and answers.
+//!
+//! Reads, writes and atomic operations on [`Regions`] are messages of other kinds, which the
+//! endpoint of the region serves as it makes progress: so an access sees the region as it is now,
+//! never one that was registered before, writes and numbers of all types are changed by one
+//! processor only, and all come in the order in which they were sent. What is long is read by Gets
+//! here as well. Each ends with an answer.
 
+mod atomics;
 mod commands;
 mod completion;
 mod endpoint;
@@ -22,15 +29,20 @@ mod matching;
 mod outbound;
 mod outgoing;
 mod peers;
+mod regions;
+mod remote;
 mod rendezvous;
 #[cfg(test)]
 mod tests;
 mod transport;
 
+pub use atomics::{Atomic, Number, Operator};
 pub use completion::{Completion, Finished};
 pub use endpoint::{Endpoint, Send};
 pub use failure::Failure;
 pub use matching::{Claim, Receive};
+pub use regions::{Access, Lease, Regions};
+pub use remote::{Action, Remote};
 pub use transport::{Address, Busy, Event, Memory, Place, Signal, Transport};
 
 /// Bytes of a slot.
@@ -43,5 +55,7 @@ pub const RINGS_PER_CHUNK: u16 = 16;
 pub const CHUNKS: u16 = 255;
 /// The longest message that travels through slots.
 pub const EAGER: usize = 32 << 10;
+/// The longest operands of an atomic operation, and of the numbers to compare with.
+pub const MOST_ATOMIC: usize = 2 << 10;
 /// The longest Get.
 pub const PIECE: usize = 8 << 20;

@@ -5,7 +5,7 @@ use super::commands::Command;
 use super::completion::{Completion, Finished};
 use super::endpoint::{Endpoint, Sending};
 use super::failure::Failure;
-use super::header::{HEADER, Kind};
+use super::header::HEADER;
 use super::outgoing::Outgoing;
 use super::peers::Number;
 use super::transport::{Event, Signal, Transport};
@@ -49,7 +49,7 @@ impl<T: Transport> Endpoint<T> {
             let mut header = front.header;
             header.emptied = peer.emptied();
             header.length = length as u32;
-            if header.kind == Kind::Part {
+            if header.kind.is_part() {
                 header.at = front.sent as u64;
             }
             let send = front.send.filter(|_| is_last);
@@ -100,7 +100,7 @@ impl<T: Transport> Endpoint<T> {
         match self.commands.take(token) {
             Some(Command::Fill { peer, send }) if good => {
                 if let Some(send) = send
-                    && self.sends.get(&send).is_none_or(|sending| sending.stadd.is_none())
+                    && self.sends.get(&send).is_none_or(|sending| !sending.waits)
                 {
                     self.finish_send(send, None);
                 }
@@ -120,13 +120,11 @@ impl<T: Transport> Endpoint<T> {
     /// Ends a send.
     pub(super) fn finish_send(&mut self, send: u64, failure: Option<Failure>) {
         let Some(sending) = self.sends.remove(&send) else { return };
-        let Sending { context, tagged, wanted, stadd, .. } = sending;
+        let Sending { finished, context, tagged, wanted, stadd, .. } = sending;
         if let Some(stadd) = stadd {
             self.transport.release(stadd);
         }
-        let Some(context) = context else { return };
-        let completion = Completion::new(Finished::Send, tagged, context);
-        self.completions.push_back(Completion { wanted, failure, ..completion });
+        self.end_operation(finished, tagged, context, wanted, failure);
     }
 
     /// Ends all that this peer has to do with.

@@ -3,11 +3,15 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::*;
+
+#[path = "remote_tests.rs"]
+mod remote;
 
 /// Memory of a test.
 #[derive(Clone, Debug)]
@@ -45,10 +49,9 @@ impl Memory for Bytes {
         into.copy_from_slice(&self.0.borrow()[self.1 + offset..][..into.len()]);
     }
 
-    fn split(&mut self, length: usize) -> Self {
-        let part = Self(Rc::clone(&self.0), self.1, length);
-        (self.1, self.2) = (self.1 + length, self.2 - length);
-        part
+    fn part(&self, offset: usize, length: usize) -> Self {
+        assert!(offset + length <= self.2);
+        Self(Rc::clone(&self.0), self.1 + offset, length)
     }
 
     fn owned(length: usize) -> Self {
@@ -177,7 +180,9 @@ impl Transport for Fake {
         Some(event)
     }
 
-    fn wait(&mut self, _: Duration) {}
+    fn wait(&mut self, _: Duration) -> bool {
+        self.1.borrow().events.get(&self.0).is_some_and(|events| !events.is_empty())
+    }
 }
 
 /// Removes slots that were emptied, as the credits that come back say.
@@ -189,14 +194,23 @@ struct Machine {
 impl Machine {
     fn new(count: u64) -> Self {
         let network = Rc::<RefCell<Network>>::default();
-        let endpoint = |n| Endpoint::new(Fake(Address(n), Rc::clone(&network)));
+        let endpoint = |n| Endpoint::new(Fake(Address(n), Rc::clone(&network)), Arc::default());
         Self { endpoints: (0..count).map(endpoint).collect(), network: Rc::clone(&network) }
     }
 
     fn send(&mut self, from: usize, to: u64, tag: u64, bytes: Vec<u8>) {
         let memory = Bytes::new(bytes);
         let (data, context, wanted) = (Some(tag + 1), Some(tag as usize), true);
-        let send = Send { to: Address(to), memory, tagged: true, tag, data, context, wanted };
+        let send = Send {
+            to: Address(to),
+            memory,
+            tagged: true,
+            tag,
+            data,
+            context,
+            wanted,
+            delivered: false,
+        };
         self.endpoints[from].send(send).unwrap();
     }
 
@@ -434,7 +448,8 @@ fn memory_for_several_messages_is_released() {
     let send = |machine: &mut Machine, length| {
         let memory = Bytes::new(pattern(length, 0));
         let (to, tagged, tag, data) = (Address(1), false, 0, None);
-        let send = Send { to, memory, tagged, tag, data, context: None, wanted: false };
+        let send =
+            Send { to, memory, tagged, tag, data, context: None, wanted: false, delivered: false };
         machine.endpoints[0].send(send).unwrap();
     };
     // One that waits, one that fits, and one that does not fit any more.

@@ -85,10 +85,20 @@ pub trait Memory {
     /// Reads from an offset on.
     fn read(&self, offset: usize, into: &mut [u8]);
 
+    /// Returns bytes of it that are in one piece, as separate memory.
+    fn part(&self, offset: usize, length: usize) -> Self
+    where
+        Self: Sized;
+
     /// Takes `length` bytes from its start, as separate memory.
     fn split(&mut self, length: usize) -> Self
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        let first = self.part(0, length);
+        *self = self.part(first.len(), self.len() - first.len());
+        first
+    }
 
     /// Makes memory that belongs to the operation itself.
     fn owned(length: usize) -> Self
@@ -157,6 +167,6 @@ pub trait Transport {
     /// Takes the next event. It may rest for a millisecond if there has been none for long.
     fn poll(&mut self) -> Option<Event>;
 
-    /// Sleeps until there may be an event, or the time has passed.
-    fn wait(&mut self, timeout: Duration);
+    /// Sleeps until there may be an event, or the time has passed. Returns whether there may be one.
+    fn wait(&mut self, timeout: Duration) -> bool;
 }

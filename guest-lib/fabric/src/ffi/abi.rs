@@ -7,9 +7,11 @@ use std::ffi::{c_char, c_int, c_void};
 
 pub(super) const AGAIN: isize = -11;
 pub(super) const NO_MEMORY: c_int = -12;
+pub(super) const BUSY: c_int = -16;
 pub(super) const INVALID: c_int = -22;
 pub(super) const NO_FUNCTION: c_int = -38;
 pub(super) const NO_DATA: c_int = -61;
+pub(super) const NOT_SUPPORTED: c_int = -95;
 
 pub(super) const OTHER: c_int = -256;
 pub(super) const BAD_STATE: c_int = -258;
@@ -17,15 +19,24 @@ pub(super) const ERROR_THERE: isize = -259;
 
 pub(super) const ENOENT: c_int = 2;
 pub(super) const ENOMEM: c_int = 12;
+pub(super) const EACCES: c_int = 13;
 pub(super) const ENOMSG: c_int = 42;
 pub(super) const EHOSTUNREACH: c_int = 113;
 pub(super) const ECANCELED: c_int = 125;
 pub(super) const ETRUNC: c_int = 265;
+pub(super) const ENOKEY: c_int = 266;
 
 pub(super) const MSG: u64 = 1 << 1;
+pub(super) const RMA: u64 = 1 << 2;
 pub(super) const TAGGED: u64 = 1 << 3;
+pub(super) const ATOMIC: u64 = 1 << 4;
+/// Also a flag of address vectors with names, which are only looked at.
+pub(super) const READ: u64 = 1 << 8;
+pub(super) const WRITE: u64 = 1 << 9;
 pub(super) const RECV: u64 = 1 << 10;
 pub(super) const SEND: u64 = 1 << 11;
+pub(super) const REMOTE_READ: u64 = 1 << 12;
+pub(super) const REMOTE_WRITE: u64 = 1 << 13;
 pub(super) const MULTI_RECV: u64 = 1 << 16;
 pub(super) const REMOTE_CQ_DATA: u64 = 1 << 17;
 pub(super) const PEEK: u64 = 1 << 19;
@@ -37,6 +48,7 @@ pub(super) const DELIVERY_COMPLETE: u64 = 1 << 28;
 pub(super) const LOCAL_COMM: u64 = 1 << 51;
 pub(super) const REMOTE_COMM: u64 = 1 << 52;
 pub(super) const DISCARD: u64 = 1 << 58;
+pub(super) const RMA_EVENT: u64 = 1 << 56;
 pub(super) const SOURCE: u64 = 1 << 57;
 /// `FI_DIRECTED_RECV` as a capability, `FI_CLAIM` as a flag of a receive.
 pub(super) const DIRECTED_RECV: u64 = 1 << 59;
@@ -44,8 +56,8 @@ pub(super) const CLAIM: u64 = 1 << 59;
 /// As a flag of `fi_bind`.
 pub(super) const SELECTIVE_COMPLETION: u64 = 1 << 59;
 pub(super) const ORDER_SAS: u64 = 1 << 8;
-/// A named address vector is only looked at.
-pub(super) const READ: u64 = 1 << 8;
+/// The orders of reads and writes among each other, of RMA and of atomic operations.
+pub(super) const ORDER_ACCESSES: u64 = 0b11011 | 0xff << 32;
 pub(super) const ADDR_UNSPEC: u64 = u64::MAX;
 
 pub(super) const EP_RDM: c_int = 3;
@@ -54,6 +66,15 @@ pub(super) const THREAD_SAFE: c_int = 1;
 pub(super) const PROGRESS_AUTO: c_int = 1;
 pub(super) const PROGRESS_MANUAL: c_int = 2;
 pub(super) const RM_ENABLED: c_int = 2;
+/// Modes of registration of programs that are older than its bits.
+pub(super) const MR_BASIC: c_int = 1;
+pub(super) const MR_SCALABLE: c_int = 2;
+/// Ways to wait.
+pub(super) const WAIT_NONE: c_int = 0;
+pub(super) const WAIT_UNSPEC: c_int = 1;
+pub(super) const WAIT_FD: c_int = 3;
+pub(super) const WAIT_YIELD: c_int = 5;
+pub(super) const CONTROL_GETWAIT: c_int = 5;
 pub(super) const CONTROL_ENABLE: c_int = 6;
 pub(super) const OPT_MIN_MULTI_RECV: c_int = 0;
 
@@ -63,6 +84,7 @@ pub(super) mod class {
     pub(in crate::ffi) const DOMAIN: usize = 2;
     pub(in crate::ffi) const EP: usize = 3;
     pub(in crate::ffi) const AV: usize = 11;
+    pub(in crate::ffi) const MR: usize = 12;
     pub(in crate::ffi) const EQ: usize = 13;
     pub(in crate::ffi) const CQ: usize = 14;
     pub(in crate::ffi) const CNTR: usize = 15;
@@ -264,7 +286,8 @@ pub(super) struct OpsDomain {
     pub(super) poll_open: Absent,
     pub(super) stx_ctx: Absent,
     pub(super) srx_ctx: Absent,
-    pub(super) query_atomic: Absent,
+    pub(super) query_atomic:
+        unsafe extern "C" fn(*mut Fid, u32, u32, *mut AtomicAttr, u64) -> c_int,
     pub(super) query_collective: Absent,
     pub(super) endpoint2:
         unsafe extern "C" fn(*mut Fid, *mut Info, *mut *mut Fid, u64, *mut c_void) -> c_int,
@@ -461,4 +484,203 @@ pub(super) struct OpsTagged {
     pub(super) senddata:
         unsafe extern "C" fn(*mut Fid, usize, usize, Desc, u64, u64, u64, usize) -> isize,
     pub(super) injectdata: unsafe extern "C" fn(*mut Fid, usize, usize, u64, u64, u64) -> isize,
+}
+
+#[repr(C)]
+pub(super) struct MrAttr {
+    pub(super) iov: *const IoVec,
+    pub(super) count: usize,
+    pub(super) access: u64,
+    pub(super) offset: u64,
+    pub(super) key: u64,
+    pub(super) context: *mut c_void,
+}
+
+type Register<A, B> =
+    unsafe extern "C" fn(*mut Fid, A, B, u64, u64, u64, u64, *mut *mut Fid, *mut c_void) -> c_int;
+
+#[repr(C)]
+pub(super) struct OpsMr {
+    pub(super) size: usize,
+    pub(super) reg: Register<usize, usize>,
+    pub(super) regv: Register<*const IoVec, usize>,
+    pub(super) regattr: unsafe extern "C" fn(*mut Fid, *const MrAttr, u64, *mut *mut Fid) -> c_int,
+}
+
+/// A part of a region.
+#[repr(C)]
+pub(super) struct RmaIov {
+    pub(super) addr: u64,
+    /// Bytes, or numbers of an atomic operation.
+    pub(super) length: usize,
+    pub(super) key: u64,
+}
+
+#[repr(C)]
+pub(super) struct MsgRma {
+    pub(super) iov: *const IoVec,
+    pub(super) desc: *mut *mut c_void,
+    pub(super) count: usize,
+    pub(super) addr: u64,
+    pub(super) rma: *const RmaIov,
+    pub(super) rma_count: usize,
+    pub(super) context: usize,
+    pub(super) data: u64,
+}
+
+type Rma = unsafe extern "C" fn(*mut Fid, usize, usize, Desc, u64, u64, u64, usize) -> isize;
+type RmaV =
+    unsafe extern "C" fn(*mut Fid, *const IoVec, *mut Desc, usize, u64, u64, u64, usize) -> isize;
+type RmaMsg = unsafe extern "C" fn(*mut Fid, *const MsgRma, u64) -> isize;
+
+#[repr(C)]
+pub(super) struct OpsRma {
+    pub(super) size: usize,
+    pub(super) read: Rma,
+    pub(super) readv: RmaV,
+    pub(super) readmsg: RmaMsg,
+    pub(super) write: Rma,
+    pub(super) writev: RmaV,
+    pub(super) writemsg: RmaMsg,
+    pub(super) inject: unsafe extern "C" fn(*mut Fid, usize, usize, u64, u64, u64) -> isize,
+    pub(super) writedata:
+        unsafe extern "C" fn(*mut Fid, usize, usize, Desc, u64, u64, u64, u64, usize) -> isize,
+    pub(super) injectdata:
+        unsafe extern "C" fn(*mut Fid, usize, usize, u64, u64, u64, u64) -> isize,
+}
+
+#[repr(C)]
+pub(super) struct AtomicAttr {
+    pub(super) count: usize,
+    pub(super) size: usize,
+}
+
+/// Numbers in the program's memory.
+#[repr(C)]
+pub(super) struct Ioc {
+    pub(super) addr: usize,
+    pub(super) count: usize,
+}
+
+#[repr(C)]
+pub(super) struct MsgAtomic {
+    pub(super) iov: *const Ioc,
+    pub(super) desc: *mut *mut c_void,
+    pub(super) count: usize,
+    pub(super) addr: u64,
+    pub(super) rma: *const RmaIov,
+    pub(super) rma_count: usize,
+    pub(super) datatype: u32,
+    pub(super) op: u32,
+    pub(super) context: usize,
+    pub(super) data: u64,
+}
+
+type Valid = unsafe extern "C" fn(*mut Fid, u32, u32, *mut usize) -> c_int;
+
+#[repr(C)]
+pub(super) struct OpsAtomic {
+    pub(super) size: usize,
+    pub(super) write:
+        unsafe extern "C" fn(*mut Fid, usize, usize, Desc, u64, u64, u64, u32, u32, usize) -> isize,
+    pub(super) writev: unsafe extern "C" fn(
+        *mut Fid,
+        *const Ioc,
+        *mut Desc,
+        usize,
+        u64,
+        u64,
+        u64,
+        u32,
+        u32,
+        usize,
+    ) -> isize,
+    pub(super) writemsg: unsafe extern "C" fn(*mut Fid, *const MsgAtomic, u64) -> isize,
+    pub(super) inject:
+        unsafe extern "C" fn(*mut Fid, usize, usize, u64, u64, u64, u32, u32) -> isize,
+    pub(super) readwrite: unsafe extern "C" fn(
+        *mut Fid,
+        usize,
+        usize,
+        Desc,
+        usize,
+        Desc,
+        u64,
+        u64,
+        u64,
+        u32,
+        u32,
+        usize,
+    ) -> isize,
+    pub(super) readwritev: unsafe extern "C" fn(
+        *mut Fid,
+        *const Ioc,
+        *mut Desc,
+        usize,
+        *const Ioc,
+        *mut Desc,
+        usize,
+        u64,
+        u64,
+        u64,
+        u32,
+        u32,
+        usize,
+    ) -> isize,
+    pub(super) readwritemsg: unsafe extern "C" fn(
+        *mut Fid,
+        *const MsgAtomic,
+        *const Ioc,
+        *mut Desc,
+        usize,
+        u64,
+    ) -> isize,
+    pub(super) compwrite: unsafe extern "C" fn(
+        *mut Fid,
+        usize,
+        usize,
+        Desc,
+        usize,
+        Desc,
+        usize,
+        Desc,
+        u64,
+        u64,
+        u64,
+        u32,
+        u32,
+        usize,
+    ) -> isize,
+    pub(super) compwritev: unsafe extern "C" fn(
+        *mut Fid,
+        *const Ioc,
+        *mut Desc,
+        usize,
+        *const Ioc,
+        *mut Desc,
+        usize,
+        *const Ioc,
+        *mut Desc,
+        usize,
+        u64,
+        u64,
+        u64,
+        u32,
+        u32,
+        usize,
+    ) -> isize,
+    pub(super) compwritemsg: unsafe extern "C" fn(
+        *mut Fid,
+        *const MsgAtomic,
+        *const Ioc,
+        *mut Desc,
+        usize,
+        *const Ioc,
+        *mut Desc,
+        usize,
+        u64,
+    ) -> isize,
+    pub(super) writevalid: Valid,
+    pub(super) readwritevalid: Valid,
+    pub(super) compwritevalid: Valid,
 }

@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::abi::{self, CqAttr, CqEntry, CqErrEntry, Fid, Ops, OpsCq, class};
 use super::object::{give, guard, lock, of, take};
 use super::progress::Bound;
+use super::wait::WaitSet;
 
 /// A completion.
 #[derive(Clone, Copy)]
@@ -26,11 +27,34 @@ pub(super) struct Queue {
     items: Mutex<VecDeque<Item>>,
     pub(super) endpoints: Bound,
     signaled: AtomicBool,
+    /// For programs that do not poll.
+    pub(super) wait: OnceLock<WaitSet>,
 }
 
 impl Queue {
     pub(super) fn push(&self, item: Item) {
         lock(&self.items).push_back(item);
+        if let Some(wait) = self.wait.get() {
+            wait.notify();
+        }
+    }
+
+    /// Returns whether a program may sleep until the descriptor is readable.
+    pub(super) fn is_quiet(&self) -> bool {
+        if let Some(wait) = self.wait.get() {
+            wait.clear();
+        }
+        self.progress();
+        lock(&self.items).is_empty() && self.endpoints.is_quiet()
+    }
+
+    /// Sleeps until there may be something, if it is not there already.
+    fn sleep(&self, timeout: Duration) {
+        match self.wait.get() {
+            Some(wait) if self.is_quiet() => wait.sleep(timeout.min(LONGEST_SLEEP)),
+            // Polls that find nothing for long rest by themselves.
+            _ => {}
+        }
     }
 
     /// Makes progress if nothing is there.
@@ -77,7 +101,10 @@ pub(super) struct Cq {
     size: usize,
 }
 
-static CQ: Ops = Ops::closing(close);
+/// A signal may come between a look at it and the sleep.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+static CQ: Ops = Ops { control, ..Ops::closing(close) };
 static CQ_OPS: OpsCq =
     OpsCq { size: size_of::<OpsCq>(), read, readfrom, readerr, sread, sreadfrom, signal, strerror };
 
@@ -85,6 +112,19 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     guard(abi::OTHER, || {
         // SAFETY: the table is for completion queues.
         drop(unsafe { take::<Cq>(fid) });
+        0
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
+    guard(abi::OTHER, || {
+        // SAFETY: guaranteed by the caller.
+        let wait = unsafe { of::<Cq>(fid) }.queue.wait.get();
+        let Some(wait) = wait.filter(|_| command == abi::CONTROL_GETWAIT) else {
+            return abi::NO_FUNCTION;
+        };
+        // SAFETY: the argument is a place for a descriptor.
+        unsafe { argument.cast::<c_int>().write(wait.fd()) };
         0
     })
 }
@@ -98,8 +138,14 @@ pub(super) unsafe extern "C" fn open(
     guard(abi::OTHER, || {
         // SAFETY: guaranteed by the caller.
         let attr = unsafe { attr.as_ref() };
-        if !is_without_descriptor(attr) {
-            return abi::NO_FUNCTION;
+        let queue = Queue::default();
+        match attr.map_or(abi::WAIT_NONE, |attr| attr.wait_obj) {
+            abi::WAIT_NONE | abi::WAIT_UNSPEC | abi::WAIT_YIELD => {}
+            abi::WAIT_FD => match WaitSet::new() {
+                Some(wait) => drop(queue.wait.set(wait)),
+                None => return abi::NO_MEMORY,
+            },
+            _ => return abi::NO_FUNCTION,
         }
         let words = match attr.map_or(0, |attr| attr.format) {
             0 | 1 => 1,
@@ -111,13 +157,8 @@ pub(super) unsafe extern "C" fn open(
         let fid = Fid { class: class::CQ, context, ops: &CQ };
         let size = words * size_of::<usize>();
         // SAFETY: guaranteed by the caller.
-        unsafe { give(Cq { fid, ops: &CQ_OPS, queue: Arc::default(), size }, cq) }
+        unsafe { give(Cq { fid, ops: &CQ_OPS, queue: Arc::new(queue), size }, cq) }
     })
-}
-
-/// Returns whether a queue of these attributes can be had: one to wait by a descriptor cannot.
-fn is_without_descriptor(attr: Option<&CqAttr>) -> bool {
-    attr.is_none_or(|attr| attr.wait_obj <= 1 && ptr::eq(attr.wait_set, ptr::null()))
 }
 
 /// Reads completions.
@@ -195,20 +236,25 @@ unsafe extern "C" fn sreadfrom(
         // SAFETY: guaranteed by the caller.
         let cq = unsafe { of::<Cq>(cq) };
         loop {
-            // Polls that find nothing for long rest by themselves.
             // SAFETY: guaranteed by the caller.
             let read = unsafe { read_into(cq, to, count, sources) };
             let is_late = timeout.is_some_and(|timeout| start.elapsed() >= timeout);
             if read != abi::AGAIN || is_late || cq.queue.signaled.swap(false, SeqCst) {
                 return read;
             }
+            let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+            cq.queue.sleep(left.unwrap_or(LONGEST_SLEEP));
         }
     })
 }
 
 unsafe extern "C" fn signal(cq: *mut Fid) -> c_int {
     // SAFETY: guaranteed by the caller.
-    unsafe { of::<Cq>(cq) }.queue.signaled.store(true, SeqCst);
+    let queue = &unsafe { of::<Cq>(cq) }.queue;
+    queue.signaled.store(true, SeqCst);
+    if let Some(wait) = queue.wait.get() {
+        wait.notify();
+    }
     0
 }
 
@@ -224,6 +270,7 @@ unsafe extern "C" fn strerror(
         abi::EHOSTUNREACH => c"the peer has ended or cannot be reached",
         abi::ECANCELED => c"it was canceled",
         abi::ENOMSG => c"there is no such message",
+        abi::EACCES => c"the peer has no such region, or does not permit this",
         abi::ENOMEM => c"no room for another peer, or no memory can be registered",
         _ => c"unknown error",
     };

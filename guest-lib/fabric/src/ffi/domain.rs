@@ -1,10 +1,12 @@
 //! Fabrics, domains, and event queues, which have no events.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
-use super::abi::{self, FabricAttr, Fid, Info, NoOps, Ops, OpsDomain, OpsFabric, absent, class};
-use super::object::{give, guard, take};
-use super::{av, counter, cq, endpoint};
+use super::abi::{self, FabricAttr, Fid, Info, Ops, OpsDomain, OpsFabric, OpsMr, absent, class};
+use super::object::{give, guard, of, take};
+use super::regions::{MR_OPS, Table};
+use super::{atomics, av, counter, cq, endpoint};
 
 #[repr(C)]
 struct Fabric {
@@ -14,10 +16,11 @@ struct Fabric {
 }
 
 #[repr(C)]
-struct Domain {
+pub(super) struct Domain {
     fid: Fid,
     ops: *const OpsDomain,
-    memory: *const NoOps<3>,
+    memory: *const OpsMr,
+    pub(super) table: Arc<Table>,
 }
 
 #[repr(C)]
@@ -63,11 +66,10 @@ static DOMAIN_OPS: OpsDomain = OpsDomain {
     poll_open: absent,
     stx_ctx: absent,
     srx_ctx: absent,
-    query_atomic: absent,
+    query_atomic: atomics::query,
     query_collective: absent,
     endpoint2,
 };
-static NO_MEMORY: NoOps<3> = NoOps::new();
 static EVENT_OPS: EventOps = EventOps {
     size: size_of::<EventOps>(),
     read: nothing,
@@ -107,14 +109,18 @@ pub(super) unsafe extern "C" fn fabric(
 
 unsafe extern "C" fn domain(
     _fabric: *mut Fid,
-    _info: *mut Info,
+    info: *mut Info,
     domain: *mut *mut Fid,
     context: *mut c_void,
 ) -> c_int {
     guard(abi::OTHER, || {
+        // SAFETY: guaranteed by the caller.
+        let attr = unsafe { info.as_ref().and_then(|info| info.domain_attr.as_ref()) };
+        let is_basic = attr.is_some_and(|attr| attr.mr_mode == abi::MR_BASIC);
+        let table = Arc::new(Table::new(is_basic));
         let fid = Fid { class: class::DOMAIN, context, ops: &DOMAIN };
         // SAFETY: guaranteed by the caller.
-        unsafe { give(Domain { fid, ops: &DOMAIN_OPS, memory: &NO_MEMORY }, domain) }
+        unsafe { give(Domain { fid, ops: &DOMAIN_OPS, memory: &MR_OPS, table }, domain) }
     })
 }
 
@@ -153,7 +159,20 @@ unsafe extern "C" fn eq_open(
     })
 }
 
-/// Descriptors to wait by are not offered, so nothing keeps a program from waiting.
-unsafe extern "C" fn trywait(_: *mut Fid, _: *mut *mut Fid, _: c_int) -> c_int {
-    0
+/// Returns whether the program may wait by the descriptors of these queues.
+unsafe extern "C" fn trywait(_: *mut Fid, fids: *mut *mut Fid, count: c_int) -> c_int {
+    guard(abi::OTHER, || {
+        for at in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: there are so many objects; all begin with a `Fid`, and its class says what
+            // they are.
+            let is_quiet = unsafe {
+                let fid = fids.add(at).read();
+                (*fid).class != class::CQ || of::<cq::Cq>(fid).queue.is_quiet()
+            };
+            if !is_quiet {
+                return abi::AGAIN as c_int;
+            }
+        }
+        0
+    })
 }

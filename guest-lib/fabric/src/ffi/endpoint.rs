@@ -6,12 +6,15 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, SystemTime};
 
 use super::abi::{self, Fid, Info, NoOps, Ops, OpsCm, OpsEp, absent, class};
+use super::atomics::ATOMIC_OPS;
 use super::av::{Av, write_address};
 use super::counter::Counter;
 use super::cq::Cq;
+use super::domain::Domain;
 use super::info::ADDRESS;
 use super::messages::{MSG_OPS, TAGGED_OPS};
 use super::object::{give, guard, of, take};
+use super::remote::RMA_OPS;
 use super::state::{Endpoint, Shared};
 use crate::core::Endpoint as Core;
 use crate::tofucom::Tofucom;
@@ -32,19 +35,19 @@ static EP_OPS: OpsEp = OpsEp {
 };
 static CM_OPS: OpsCm =
     OpsCm { size: size_of::<OpsCm>(), setname: absent, getname, others: [absent; 7] };
-static NO_RMA: NoOps<9> = NoOps::new();
-static NO_ATOMICS: NoOps<13> = NoOps::new();
 static NO_COLLECTIVES: NoOps<12> = NoOps::new();
 
 pub(super) unsafe extern "C" fn open(
-    _domain: *mut Fid,
+    domain: *mut Fid,
     info: *mut Info,
     endpoint: *mut *mut Fid,
     context: *mut c_void,
 ) -> c_int {
     guard(abi::OTHER, || {
         let Some(device) = Tofucom::open() else { return -libc::ENODEV };
-        let core = Core::new(device);
+        // SAFETY: guaranteed by the caller.
+        let table = unsafe { &of::<Domain>(domain).table };
+        let core = Core::new(device, Arc::clone(&table.regions));
         let name = name(&core);
         // SAFETY: guaranteed by the caller.
         let flags = unsafe {
@@ -58,12 +61,13 @@ pub(super) unsafe extern "C" fn open(
             ops: &EP_OPS,
             cm: &CM_OPS,
             msg: &MSG_OPS,
-            rma: &NO_RMA,
+            rma: &RMA_OPS,
             tagged: &TAGGED_OPS,
-            atomic: &NO_ATOMICS,
+            atomic: &ATOMIC_OPS,
             collective: &NO_COLLECTIVES,
             shared: Arc::new(Shared::new(core, name, flags)),
         };
+        table.endpoints.add(&new.shared);
         // SAFETY: guaranteed by the caller.
         unsafe { give(new, endpoint) }
     })
@@ -101,7 +105,11 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                         return abi::INVALID;
                     }
                 }
-                class::CQ => shared.bind_queue(&of::<Cq>(other).queue, flags),
+                class::CQ => {
+                    if !shared.bind_queue(&of::<Cq>(other).queue, flags) {
+                        return abi::NO_FUNCTION;
+                    }
+                }
                 class::CNTR => shared.bind_counter(&of::<Counter>(other).count, flags),
                 class::EQ => {}
                 _ => return abi::INVALID,

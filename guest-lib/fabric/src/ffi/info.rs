@@ -6,6 +6,7 @@ use std::ptr;
 
 use super::abi::{self, DomainAttr, EpAttr, FabricAttr, Info, RxAttr, TxAttr};
 use super::object::guard;
+use crate::core::EAGER;
 use crate::tofucom;
 
 /// The name by which programs choose the provider.
@@ -26,14 +27,28 @@ const LONGEST: usize = 1 << 38;
 
 /// Capabilities of messages.
 const MESSAGES: u64 = abi::MSG | abi::TAGGED | abi::SEND | abi::RECV;
+/// Capabilities of accesses to regions: those to peers' and those of peers.
+const OWN: u64 = abi::READ | abi::WRITE;
+const PEERS: u64 = abi::REMOTE_READ | abi::REMOTE_WRITE;
+const ACCESSES: u64 = abi::RMA | abi::ATOMIC;
 const CAPS: u64 = MESSAGES
+    | ACCESSES
+    | OWN
+    | PEERS
+    | abi::RMA_EVENT
     | abi::MULTI_RECV
     | abi::DIRECTED_RECV
     | abi::SOURCE
     | abi::LOCAL_COMM
     | abi::REMOTE_COMM;
-const TX_CAPS: u64 = abi::MSG | abi::TAGGED | abi::SEND;
-const RX_CAPS: u64 = CAPS & !abi::SEND & !abi::LOCAL_COMM & !abi::REMOTE_COMM;
+/// The capabilities for a program that asks for none. mpich takes what it sees then. It is without
+/// atomic operations: those of mpich itself are messages that the target serves, as they are here,
+/// and they are one kind with its operations of a process on its own window.
+const DEFAULT: u64 = CAPS & !abi::ATOMIC & !abi::RMA_EVENT;
+const TX_CAPS: u64 = abi::MSG | abi::TAGGED | abi::SEND | ACCESSES | OWN;
+const RX_CAPS: u64 = CAPS & !abi::SEND & !OWN & !abi::LOCAL_COMM & !abi::REMOTE_COMM;
+/// Sends are in order, and so are accesses that travel through slots.
+const ORDER: u64 = abi::ORDER_SAS | abi::ORDER_ACCESSES;
 /// Flags of sends that can be the default. A send through slots ends when the message is in memory
 /// of the receiver's endpoint, and one that the receiver reads when it has been read.
 const TX_FLAGS: u64 = abi::COMPLETION
@@ -51,7 +66,7 @@ fn may_have_device() -> bool {
 
 /// `fi_getinfo`.
 pub(super) unsafe extern "C" fn getinfo(
-    _version: u32,
+    version: u32,
     _node: *const c_char,
     _service: *const c_char,
     _flags: u64,
@@ -67,7 +82,7 @@ pub(super) unsafe extern "C" fn getinfo(
             return abi::NO_DATA;
         }
         // SAFETY: the pointer is good.
-        match unsafe { offer(hints) } {
+        match unsafe { offer(version, hints) } {
             Some(offered) => {
                 // SAFETY: the pointer is good.
                 unsafe { info.write(offered) };
@@ -104,13 +119,14 @@ unsafe fn fits(hints: &Info) -> bool {
             hints.fabric_attr.as_ref(),
         )
     };
-    let order = |wanted: u64| wanted & !abi::ORDER_SAS == 0;
+    let order = |wanted: u64| wanted & !ORDER == 0;
     let tx = tx.is_none_or(|tx| {
         tx.caps & !(TX_CAPS | CAPS) == 0
             && tx.op_flags & !TX_FLAGS == 0
             && order(tx.msg_order)
             && tx.inject_size <= MOST_INJECTED
             && tx.iov_limit <= PIECES
+            && tx.rma_iov_limit <= 1
     });
     let rx = rx.is_none_or(|rx| {
         rx.caps & !CAPS == 0
@@ -122,6 +138,9 @@ unsafe fn fits(hints: &Info) -> bool {
         [0, abi::EP_RDM].contains(&ep.kind)
             && ep.protocol == 0
             && ep.max_msg_size <= LONGEST
+            && [ep.max_order_raw_size, ep.max_order_war_size, ep.max_order_waw_size]
+                .iter()
+                .all(|size| *size <= EAGER)
             && ep.msg_prefix_size == 0
             && ep.tx_ctx_cnt <= 1
             && ep.rx_ctx_cnt <= 1
@@ -153,12 +172,12 @@ fn zeroed<T>() -> Option<*mut T> {
 /// # Safety
 ///
 /// The hints and what they point to are good.
-unsafe fn offer(hints: Option<&Info>) -> Option<*mut Info> {
+unsafe fn offer(version: u32, hints: Option<&Info>) -> Option<*mut Info> {
     let info = zeroed::<Info>()?;
     let (tx, rx, ep) = (zeroed::<TxAttr>()?, zeroed::<RxAttr>()?, zeroed::<EpAttr>()?);
     let (domain, fabric) = (zeroed::<DomainAttr>()?, zeroed::<FabricAttr>()?);
     let wanted = hints.map_or(0, |hints| hints.caps);
-    let caps = if wanted == 0 { CAPS } else { wanted | added(wanted) };
+    let caps = if wanted == 0 { DEFAULT } else { wanted | added(wanted) };
     // SAFETY: new memory, and hints that are good.
     unsafe {
         describe_contexts(hints, caps, tx, rx);
@@ -168,12 +187,15 @@ unsafe fn offer(hints: Option<&Info>) -> Option<*mut Info> {
             protocol: FORMAT,
             protocol_version: 1,
             max_msg_size: LONGEST,
+            max_order_raw_size: EAGER,
+            max_order_war_size: EAGER,
+            max_order_waw_size: EAGER,
             mem_tag_format: tag_format.filter(|format| *format != 0).unwrap_or(TAG_FORMAT),
             tx_ctx_cnt: 1,
             rx_ctx_cnt: 1,
             ..ep.read()
         };
-        describe_domain(hints, domain);
+        describe_domain(version, hints, domain);
         *fabric = FabricAttr {
             name: libc::strdup(NAME.as_ptr()),
             prov_version: 1 << 16,
@@ -207,16 +229,17 @@ unsafe fn describe_contexts(hints: Option<&Info>, caps: u64, tx: *mut TxAttr, rx
         *tx = TxAttr {
             caps: caps & TX_CAPS,
             op_flags: default_flags(|hints| Some(hints.tx_attr.as_ref()?.op_flags)),
-            msg_order: abi::ORDER_SAS,
+            msg_order: ORDER,
             inject_size: MOST_INJECTED,
             size: 1024,
             iov_limit: PIECES,
+            rma_iov_limit: 1,
             ..tx.read()
         };
         *rx = RxAttr {
             caps: caps & RX_CAPS,
             op_flags: default_flags(|hints| Some(hints.rx_attr.as_ref()?.op_flags)),
-            msg_order: abi::ORDER_SAS,
+            msg_order: ORDER,
             size: 1024,
             iov_limit: PIECES,
             ..rx.read()
@@ -229,7 +252,7 @@ unsafe fn describe_contexts(hints: Option<&Info>, caps: u64, tx: *mut TxAttr, rx
 /// # Safety
 ///
 /// All pointers are good.
-unsafe fn describe_domain(hints: Option<&Info>, domain: *mut DomainAttr) {
+unsafe fn describe_domain(version: u32, hints: Option<&Info>, domain: *mut DomainAttr) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let asked = hints.and_then(|hints| hints.domain_attr.as_ref());
@@ -241,6 +264,7 @@ unsafe fn describe_domain(hints: Option<&Info>, domain: *mut DomainAttr) {
             data_progress: abi::PROGRESS_MANUAL,
             resource_mgmt: abi::RM_ENABLED,
             av_type: chosen(asked.map(|asked| asked.av_type), abi::AV_TABLE),
+            mr_mode: mr_mode(version, asked.map_or(0, |asked| asked.mr_mode)),
             mr_key_size: 8,
             cq_data_size: 8,
             cq_cnt: 1024,
@@ -250,9 +274,21 @@ unsafe fn describe_domain(hints: Option<&Info>, domain: *mut DomainAttr) {
             max_ep_tx_ctx: 1,
             max_ep_rx_ctx: 1,
             cntr_cnt: 1024,
+            mr_iov_limit: 1,
+            mr_cnt: 1 << 16,
             caps: abi::LOCAL_COMM | abi::REMOTE_COMM,
             ..domain.read()
         };
+    }
+}
+
+/// Returns the mode of registration: programs choose keys, and regions begin at 0, unless it is the
+/// mode of old programs.
+fn mr_mode(version: u32, asked: c_int) -> c_int {
+    match asked {
+        abi::MR_BASIC | abi::MR_SCALABLE => asked,
+        _ if version < (1 << 16 | 5) => abi::MR_SCALABLE,
+        _ => 0,
     }
 }
 
@@ -264,5 +300,7 @@ const fn added(wanted: u64) -> u64 {
     let messages = wanted & (abi::MSG | abi::TAGGED) != 0;
     let directions = wanted & (abi::SEND | abi::RECV) != 0;
     let both = if messages && !directions { abi::SEND | abi::RECV } else { 0 };
-    both | abi::LOCAL_COMM | abi::REMOTE_COMM
+    let accesses = wanted & ACCESSES != 0 && wanted & (OWN | PEERS) == 0;
+    let all = if accesses { OWN | PEERS } else { 0 };
+    both | all | abi::LOCAL_COMM | abi::REMOTE_COMM
 }

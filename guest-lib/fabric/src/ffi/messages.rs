@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::abi::{self, Fid, IoVec, Msg, MsgTagged, OpsMsg, OpsTagged};
 use super::info::{MOST_INJECTED, PIECES};
 use super::object::{guard, of};
-use super::state::{Endpoint, Shared};
+use super::state::{Endpoint, NO_CONTEXT, Shared};
 use crate::core::{Address, Claim, Memory as _, Receive, Send};
 use crate::memory::ProgramMemory;
 
@@ -54,7 +54,7 @@ struct Operation {
 /// # Safety
 ///
 /// As for [`ProgramMemory::new`].
-unsafe fn one(at: usize, length: usize) -> ProgramMemory {
+pub(super) unsafe fn one(at: usize, length: usize) -> ProgramMemory {
     // SAFETY: guaranteed by the caller.
     unsafe { ProgramMemory::new(std::iter::once((at, length))) }
 }
@@ -64,7 +64,7 @@ unsafe fn one(at: usize, length: usize) -> ProgramMemory {
 /// # Safety
 ///
 /// As for [`ProgramMemory::new`]; `iov` has `count` pieces.
-unsafe fn several(iov: *const IoVec, count: usize) -> Option<ProgramMemory> {
+pub(super) unsafe fn several(iov: *const IoVec, count: usize) -> Option<ProgramMemory> {
     if count > PIECES || (iov.is_null() && count > 0) {
         return None;
     }
@@ -82,7 +82,7 @@ unsafe fn several(iov: *const IoVec, count: usize) -> Option<ProgramMemory> {
 /// # Safety
 ///
 /// The pointer is that of an endpoint.
-unsafe fn run(endpoint: *mut Fid, operation: impl FnOnce(&Shared) -> isize) -> isize {
+pub(super) unsafe fn run(endpoint: *mut Fid, operation: impl FnOnce(&Shared) -> isize) -> isize {
     guard(abi::OTHER as isize, || {
         // SAFETY: guaranteed by the caller.
         operation(unsafe { &of::<Endpoint>(endpoint).shared })
@@ -96,7 +96,7 @@ fn start_send(shared: &Shared, operation: Operation) -> isize {
     let wanted = shared.wants_send(flags);
     // Such a message is copied at once.
     let copied = flags & abi::INJECT != 0 && memory.len() <= MOST_INJECTED;
-    let context = (!copied || wanted).then_some(context);
+    let context = if copied && !wanted { NO_CONTEXT } else { context };
     post(shared, (to, memory, tag), (flags, data), context, wanted)
 }
 
@@ -107,23 +107,22 @@ fn start_inject(shared: &Shared, operation: Operation) -> isize {
         return abi::INVALID as isize;
     }
     let Some(to) = shared.address(address) else { return abi::INVALID as isize };
-    post(shared, (to, memory, tag), (flags, data), None, false)
+    post(shared, (to, memory, tag), (flags, data), NO_CONTEXT, false)
 }
 
-/// Gives a message to the core. Its end is reported for `context`, if there is one.
+/// Gives a message to the core.
 fn post(
     shared: &Shared,
     (to, memory, tag): (Address, ProgramMemory, Tag),
     (flags, data): (u64, u64),
-    context: Option<usize>,
+    context: usize,
     wanted: bool,
 ) -> isize {
     let data = (flags & abi::REMOTE_CQ_DATA != 0).then_some(data);
     let (tagged, tag) = (tag.is_some(), tag.map_or(0, |tag| tag.0));
-    let send = Send { to, memory, tagged, tag, data, context, wanted };
-    // Not every program makes progress before it tries again.
-    let sent = shared.with(|core| core.send(send).inspect_err(|_| core.progress()));
-    sent.map_or(abi::AGAIN, |()| 0)
+    let (context, delivered) = (Some(context), flags & abi::DELIVERY_COMPLETE != 0);
+    let send = Send { to, memory, tagged, tag, data, context, wanted, delivered };
+    shared.try_with(|core| core.send(send))
 }
 
 /// Receives, or looks for a message.

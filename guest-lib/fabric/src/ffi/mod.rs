@@ -6,6 +6,7 @@
 //! and memory of an operation that stays until its completion. No panic leaves a function.
 
 mod abi;
+mod atomics;
 mod av;
 mod counter;
 mod cq;
@@ -15,7 +16,10 @@ mod info;
 mod messages;
 mod object;
 mod progress;
+mod regions;
+mod remote;
 mod state;
+mod wait;
 
 use std::ffi::c_void;
 

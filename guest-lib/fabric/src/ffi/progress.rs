@@ -8,6 +8,9 @@ use super::object::lock;
 pub(super) trait Progress: Send + Sync {
     /// Makes progress, and reports what has ended.
     fn progress(&self);
+
+    /// Returns whether there is nothing to do until the device has an event.
+    fn is_quiet(&self) -> bool;
 }
 
 /// The endpoints that a queue or counter is bound to.
@@ -20,9 +23,17 @@ impl Bound {
         lock(&self.0).push(endpoint);
     }
 
+    fn open(&self) -> Vec<Arc<dyn Progress>> {
+        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
+    }
+
     /// Makes progress of all that are still open.
     pub(super) fn progress(&self) {
-        let endpoints: Vec<_> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
-        endpoints.iter().for_each(|endpoint| endpoint.progress());
+        self.open().iter().for_each(|endpoint| endpoint.progress());
+    }
+
+    /// Returns whether there is nothing to do until a device has an event.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.open().iter().all(|endpoint| endpoint.is_quiet())
     }
 }

@@ -3,23 +3,29 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::abi::{self, CqEntry, Fid, NoOps, OpsCm, OpsEp, OpsMsg, OpsTagged};
+use super::abi::{self, CqEntry, Fid, NoOps, OpsAtomic, OpsCm, OpsEp, OpsMsg, OpsRma, OpsTagged};
 use super::av::Vector;
 use super::counter::Count;
 use super::cq::{Item, Queue};
 use super::info::ADDRESS;
 use super::object::lock;
 use super::progress::Progress;
-use crate::core::{Address, Completion, Endpoint as Core, Failure, Finished};
+use crate::core::{Address, Busy, Completion, Endpoint as Core, Failure, Finished};
 use crate::tofucom::Tofucom;
 
-/// The queue and counter that report the ends of sends or receives.
+/// The context of an operation whose end is counted only.
+pub(super) const NO_CONTEXT: usize = usize::MAX;
+
+/// The operations that counters can be bound for.
+const COUNTED: [u64; 6] =
+    [abi::SEND, abi::RECV, abi::READ, abi::WRITE, abi::REMOTE_READ, abi::REMOTE_WRITE];
+
+/// The queue that reports the ends of what this endpoint sends, or of what it gets.
 #[derive(Default)]
 struct Reports {
     queue: OnceLock<Arc<Queue>>,
     /// Only those that are asked for.
     selective: AtomicBool,
-    count: OnceLock<Arc<Count>>,
 }
 
 /// The state that the functions of an endpoint share.
@@ -28,6 +34,7 @@ pub(super) struct Shared {
     pub(super) av: OnceLock<Arc<Mutex<Vector>>>,
     sends: Reports,
     receives: Reports,
+    counts: [OnceLock<Arc<Count>>; COUNTED.len()],
     /// Flags of operations that have none.
     pub(super) send_flags: u64,
     pub(super) receive_flags: u64,
@@ -44,6 +51,7 @@ impl Shared {
             av: OnceLock::new(),
             sends: Reports::default(),
             receives: Reports::default(),
+            counts: Default::default(),
             send_flags,
             receive_flags,
             least_room: AtomicUsize::new(64),
@@ -54,6 +62,16 @@ impl Shared {
     /// Runs an operation.
     pub(super) fn with<R>(&self, operation: impl FnOnce(&mut Core<Tofucom>) -> R) -> R {
         operation(&mut lock(&self.core))
+    }
+
+    /// Begins an operation. Returns the code.
+    pub(super) fn try_with(
+        &self,
+        operation: impl FnOnce(&mut Core<Tofucom>) -> Result<(), Busy>,
+    ) -> isize {
+        // Not every program makes progress before it tries again.
+        let begun = self.with(|core| operation(core).inspect_err(|_| core.progress()));
+        begun.map_or(abi::AGAIN, |()| 0)
     }
 
     /// Returns the address of this number.
@@ -76,23 +94,27 @@ impl Shared {
         self.least_room.load(SeqCst)
     }
 
-    /// Binds a queue.
-    pub(super) fn bind_queue(self: &Arc<Self>, queue: &Arc<Queue>, flags: u64) {
+    /// Binds a queue. Returns whether it can be waited for as it wants.
+    pub(super) fn bind_queue(self: &Arc<Self>, queue: &Arc<Queue>, flags: u64) -> bool {
         queue.endpoints.add(self);
+        let descriptor = || self.with(|core| core.transport().descriptor());
+        let can_wait =
+            queue.wait.get().is_none_or(|wait| descriptor().is_some_and(|fd| wait.add(fd)));
         for (flag, reports) in [(abi::SEND, &self.sends), (abi::RECV, &self.receives)] {
             if flags & flag != 0 {
                 let _ = reports.queue.set(Arc::clone(queue));
                 reports.selective.store(flags & abi::SELECTIVE_COMPLETION != 0, SeqCst);
             }
         }
+        can_wait
     }
 
-    /// Binds a counter. One that is bound for RMA only counts nothing.
+    /// Binds a counter.
     pub(super) fn bind_counter(self: &Arc<Self>, count: &Arc<Count>, flags: u64) {
         count.endpoints.add(self);
-        for (flag, reports) in [(abi::SEND, &self.sends), (abi::RECV, &self.receives)] {
+        for (flag, place) in COUNTED.iter().zip(&self.counts) {
             if flags & flag != 0 {
-                let _ = reports.count.set(Arc::clone(count));
+                let _ = place.set(Arc::clone(count));
             }
         }
     }
@@ -107,16 +129,20 @@ impl Shared {
     }
 
     fn report_one(&self, completion: &Completion) {
-        let reports = match completion.finished {
-            Finished::Send => &self.sends,
-            Finished::Receive => &self.receives,
-        };
-        if let Some(count) = reports.count.get() {
-            count.count(completion.failure.is_none());
+        let direction = flags(completion);
+        // Several messages may have had one receive, which is no message then.
+        for (flag, place) in COUNTED.iter().zip(&self.counts) {
+            if let Some(count) = place.get().filter(|_| direction & flag != 0) {
+                count.count(completion.failure.is_none());
+            }
         }
-        if !completion.wanted && completion.failure.is_none() {
+        if completion.context == NO_CONTEXT || !completion.wanted && completion.failure.is_none() {
             return;
         }
+        let reports = match completion.finished {
+            Finished::Receive | Finished::PeerRead | Finished::PeerWrite => &self.receives,
+            _ => &self.sends,
+        };
         let Some(queue) = reports.queue.get() else { return };
         let number = completion.source.and_then(|source| lock(self.av.get()?).number(source));
         let error = completion.failure.map(|failure| match failure {
@@ -124,11 +150,12 @@ impl Shared {
             Failure::Truncated(over) => (abi::ETRUNC, over),
             Failure::Canceled => (abi::ECANCELED, 0),
             Failure::NoMessage => (abi::ENOMSG, 0),
+            Failure::Refused => (abi::EACCES, 0),
             Failure::NoRoom => (abi::ENOMEM, 0),
         });
         let entry = CqEntry {
             context: completion.context,
-            flags: flags(completion),
+            flags: direction,
             length: completion.length,
             buffer: completion.buffer,
             data: completion.data.unwrap_or(0),
@@ -147,6 +174,10 @@ impl Progress for Shared {
             self.report(&mut core);
         }
     }
+
+    fn is_quiet(&self) -> bool {
+        self.with(Core::is_quiet)
+    }
 }
 
 /// Returns the flags of a completion.
@@ -155,13 +186,19 @@ fn flags(completion: &Completion) -> u64 {
     if completion.released && completion.source.is_none() {
         return released;
     }
-    let kind = if completion.tagged { abi::TAGGED } else { abi::MSG };
-    let direction = match completion.finished {
-        Finished::Send => abi::SEND,
-        Finished::Receive => abi::RECV,
+    let message = if completion.tagged { abi::TAGGED } else { abi::MSG };
+    let kind = match completion.finished {
+        Finished::Send => message | abi::SEND,
+        Finished::Receive => message | abi::RECV,
+        Finished::Read => abi::RMA | abi::READ,
+        Finished::Write => abi::RMA | abi::WRITE,
+        Finished::Atomic => abi::ATOMIC | abi::WRITE,
+        Finished::FetchAtomic => abi::ATOMIC | abi::READ,
+        Finished::PeerRead => abi::RMA | abi::REMOTE_READ,
+        Finished::PeerWrite => abi::RMA | abi::REMOTE_WRITE,
     };
     let data = if completion.data.is_some() { abi::REMOTE_CQ_DATA } else { 0 };
-    kind | direction | data | released
+    kind | data | released
 }
 
 /// The object that libfabric sees.
@@ -171,9 +208,9 @@ pub(super) struct Endpoint {
     pub(super) ops: *const OpsEp,
     pub(super) cm: *const OpsCm,
     pub(super) msg: *const OpsMsg,
-    pub(super) rma: *const NoOps<9>,
+    pub(super) rma: *const OpsRma,
     pub(super) tagged: *const OpsTagged,
-    pub(super) atomic: *const NoOps<13>,
+    pub(super) atomic: *const OpsAtomic,
     pub(super) collective: *const NoOps<12>,
     pub(super) shared: Arc<Shared>,
 }

@@ -5,6 +5,7 @@
  * Rank 0 writes its address to the file that the first argument names, rank 1 to the second.
  */
 #include <dlfcn.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,6 +60,8 @@ struct fabric {
     struct fabric_ops {
         size_t size;
         int (*domain)(struct fabric *, struct info *, struct domain **, void *);
+        void *passive_ep, *eq_open, *wait_open;
+        int (*trywait)(struct fabric *, struct fid **, int);
     } *ops;
     uint32_t api_version;
 };
@@ -69,8 +72,16 @@ struct domain {
         int (*av_open)(struct domain *, void *, struct av **, void *);
         int (*cq_open)(struct domain *, void *, struct cq **, void *);
         int (*endpoint)(struct domain *, struct info *, struct ep **, void *);
+        void *scalable_ep, *cntr_open, *poll_open, *stx_ctx, *srx_ctx;
+        int (*query_atomic)(struct domain *, int, int, size_t *, uint64_t);
     } *ops;
-    void *mr;
+    struct mr_ops *mr;
+};
+struct mr { struct fid fid; void *desc; uint64_t key; };
+struct mr_ops {
+    size_t size;
+    int (*reg)(struct domain *, const void *, size_t, uint64_t, uint64_t, uint64_t, uint64_t, struct
+        mr **, void *);
 };
 struct av {
     struct fid fid;
@@ -114,8 +125,25 @@ struct ep {
         void *setname;
         int (*getname)(struct ep *, void *, size_t *);
     } *cm;
-    void *msg, *rma;
+    void *msg;
+    struct rma_ops *rma;
     struct tagged_ops *tagged;
+    struct atomic_ops *atomic;
+};
+struct rma_ops {
+    size_t size;
+    ssize_t (*read)(struct ep *, void *, size_t, void *, uint64_t, uint64_t, uint64_t, void *);
+    void *readv, *readmsg;
+    ssize_t (*write)(struct ep *, void *, size_t, void *, uint64_t, uint64_t, uint64_t, void *);
+    void *writev, *writemsg, *inject;
+    ssize_t (*writedata)(struct ep *, void *, size_t, void *, uint64_t, uint64_t, uint64_t,
+        uint64_t, void *);
+};
+struct atomic_ops {
+    size_t size;
+    void *write, *writev, *writemsg, *inject;
+    ssize_t (*readwrite)(struct ep *, const void *, size_t, void *, void *, void *, uint64_t,
+        uint64_t, uint64_t, int, int, void *);
 };
 struct iov { void *base; size_t len; };
 struct msg {
@@ -138,9 +166,10 @@ struct tagged_ops {
         void *);
 };
 
-enum { EAGAIN_ = 11, ENOMSG_ = 42, ETRUNC = 265, EAVAIL = 259, ENODATA_ = 61, ECANCELED_ = 125 };
+enum { EACCES_ = 13, EAGAIN_ = 11, ENOMSG_ = 42, ETRUNC = 265, EAVAIL = 259, ENODATA_ = 61, ECANCELED_ = 125 };
 static const uint64_t ANY = -1, PEEK = 1 << 19;
 static int rank;
+static struct fabric *fabric;
 static struct cq *cq;
 
 /* Waits for a completion, at most 20 seconds. Returns the error number. */
@@ -159,6 +188,13 @@ static int next(struct entry *entry, uint64_t *source, size_t *olen) {
         }
         CHECK(n == -EAGAIN_);
         CHECK(time(NULL) < end);
+        struct fid *fid = &cq->fid;
+        int waits = fabric->ops->trywait(fabric, &fid, 1);
+        CHECK(!waits || waits == -EAGAIN_);
+        struct pollfd poller = {.events = POLLIN};
+        CHECK(!cq->fid.ops->control(&cq->fid, 5, &poller.fd));
+        /* What arrives must end the sleep. */
+        if (!waits) CHECK(poll(&poller, 1, 10000) == 1);
     }
 }
 
@@ -174,6 +210,58 @@ static void exchange(char *const files[], const void *own, void *other) {
         usleep(1000);
     }
     CHECK(fread(other, 16, 1, file) == 1);
+}
+
+/* Accesses to the peer's memory, and its accesses to the own. */
+static void access_regions(struct domain *domain, struct ep *ep, uint64_t peer) {
+    enum { LONG = 300000, FI_UINT64 = 7, FI_DOUBLE = 9, FI_SUM = 2, FI_BOR = 6 };
+    static unsigned char memory[LONG + 16], data[LONG], copy[LONG];
+    struct entry entry;
+    uint64_t source, one = 1, old;
+    size_t over, limits[2];
+    struct mr *mr, *again;
+    CHECK(!domain->mr->reg(domain, memory, sizeof memory, 3 << 12, 0, 77, 0, &mr, NULL));
+    CHECK(mr->key == 77);
+    CHECK(domain->mr->reg(domain, memory, 8, 3 << 12, 0, 77, 0, &again, NULL) == -266);
+    CHECK(!domain->ops->query_atomic(domain, FI_DOUBLE, FI_SUM, limits, 0) && limits[1] == 8);
+    CHECK(domain->ops->query_atomic(domain, FI_DOUBLE, FI_BOR, limits, 0) == -95);
+    /* Both have registered. */
+    char text[4];
+    CHECK(!ep->tagged->inject(ep, "reg", 4, peer, 90));
+    CHECK(!ep->tagged->recv(ep, text, 4, NULL, peer, 90, 0, text));
+    CHECK(!next(&entry, &source, &over) && entry.context == text);
+    for (size_t at = 0; at < LONG; at++) data[at] = at * 7 + rank;
+    for (size_t n = 8; n <= LONG; n = n == 8 ? LONG : n + 1) {
+        CHECK(!ep->rma->writedata(ep, data, n, NULL, 5 + n, peer, 16, 77, data));
+        for (int ends = 0; ends < 2; ends++) {
+            CHECK(!next(&entry, &source, &over));
+            if (entry.context == data) {
+                CHECK(entry.flags == (1 << 2 | 1 << 9));
+                continue;
+            }
+            CHECK(entry.flags == (1 << 2 | 1 << 13 | 1 << 17) && entry.data == 5 + n);
+            for (size_t at = 0; at < n; at++) {
+                CHECK(memory[at + 16] == (unsigned char)(at * 7 + 1 - rank));
+            }
+        }
+    }
+    CHECK(!ep->rma->read(ep, copy, LONG, NULL, peer, 16, 77, copy));
+    CHECK(!next(&entry, &source, &over) && entry.context == copy);
+    CHECK(entry.flags == (1 << 2 | 1 << 8) && !memcmp(copy, data, LONG));
+    for (uint64_t n = 0; n < 1000; n++) {
+        ssize_t (*add)(struct ep *, const void *, size_t, void *, void *, void *, uint64_t,
+            uint64_t, uint64_t, int, int, void *) = ep->atomic->readwrite;
+        CHECK(!add(ep, &one, 1, NULL, &old, NULL, peer, 8, 77, FI_UINT64, FI_SUM, &old));
+        CHECK(!next(&entry, &source, &over) && old == n);
+    }
+    CHECK(!ep->rma->read(ep, copy, 8, NULL, peer, 0, 78, copy));
+    CHECK(next(&entry, &source, &over) == EACCES_ && entry.context == copy);
+    CHECK(!ep->rma->write(ep, copy, 17, NULL, peer, LONG, 77, copy));
+    CHECK(next(&entry, &source, &over) == EACCES_);
+    CHECK(!ep->tagged->inject(ep, "end", 4, peer, 91));
+    CHECK(!ep->tagged->recv(ep, text, 4, NULL, peer, 91, 0, text));
+    CHECK(!next(&entry, &source, &over) && entry.context == text);
+    CHECK(!mr->fid.ops->close(&mr->fid));
 }
 
 int main(int argc, char **argv) {
@@ -193,11 +281,10 @@ int main(int argc, char **argv) {
     struct info other_kind = {.caps = 1 << 5};
     struct info *none;
     CHECK(provider->getinfo(1 << 16 | 17, NULL, NULL, 0, &other_kind, &none) == -ENODATA_);
-    struct fabric *fabric;
     struct domain *domain;
     struct av *av;
     struct ep *ep;
-    struct cq_attr attr = {.format = 4, .wait_obj = 0};
+    struct cq_attr attr = {.format = 4, .wait_obj = 3};
     CHECK(!provider->fabric(info->fabric_attr, &fabric, NULL));
     CHECK(!fabric->ops->domain(fabric, info, &domain, NULL));
     CHECK(!domain->ops->av_open(domain, (uint64_t[6]){2}, &av, NULL));
@@ -262,6 +349,7 @@ int main(int argc, char **argv) {
         CHECK(!ep->tagged->recv(ep, &got, sizeof got, NULL, ANY, 8, 0, &got));
         CHECK(!next(&entry, &source, &over) && got == i);
     }
+    access_regions(domain, ep, 1 - rank);
     CHECK(!ep->fid.ops->close(&ep->fid) && !cq->fid.ops->close(&cq->fid));
     CHECK(!av->fid.ops->close(&av->fid) && !domain->fid.ops->close(&domain->fid));
     CHECK(!fabric->fid.ops->close(&fabric->fid));
