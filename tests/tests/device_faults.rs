@@ -115,8 +115,8 @@ fn late_entry_comes_late_or_when_the_fault_ends() {
     });
 }
 
-/// Each of the first accesses may fail: the command then ends with an error, or its queue stops with
-/// an exception, and a queue that is opened anew works.
+/// Each of the first accesses may fail: the command then ends with an error, or its queue stops
+/// with an exception, and a queue that is opened anew works.
 #[test]
 fn access_that_fails_ends_its_command() {
     start(&machine(), |node, platform| {

@@ -11,8 +11,8 @@ pub struct CqRings {
     /// Its size code, see [`queue_entries`](crate::queue::queue_entries). The transmit complete
     /// queue has as many entries.
     pub toq_size: u8,
-    /// Device address of the transmit complete queue. Its entries go into the cache of the processor
-    /// that polls them, where the generation has cache injection.
+    /// Device address of the transmit complete queue. Its entries go into the cache of the
+    /// processor that polls them, where the generation has cache injection.
     pub tcq: u64,
     /// The same of the message receive queue.
     pub mrq: u64,

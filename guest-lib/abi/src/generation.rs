@@ -238,10 +238,10 @@ const FX100: Description = Description {
 
 /// Six interfaces, each with barriers of 16 channels and 48 gates, of eight integers or three
 /// floating-point numbers (TofuD, IV.C, IV.D), 425 MHz, lanes (Table I), alignment (V.D), half a
-/// rack, a shelf, a CPU memory unit of two nodes on C, whose links share cables (IV.A, IV.B); queues
-/// and addresses as in the public register map, near and far memory groups (IV.A). Public programs
-/// of uTofu have up to 36 processes; that 48, one for each core, have eight queues of each interface
-/// is *ours*.
+/// rack, a shelf, a CPU memory unit of two nodes on C, whose links share cables (IV.A, IV.B);
+/// queues and addresses as in the public register map, near and far memory groups (IV.A). Public
+/// programs of uTofu have up to 36 processes; that 48, one for each core, have eight queues of each
+/// interface is *ours*.
 const FUGAKU: Description = Description {
     name: "fugaku",
     machine: "Fugaku",

@@ -1,10 +1,10 @@
 //! The interfaces and control queues that a process of a node has.
 //!
 //! The first control queue of each process is the same as on real systems (public sources give it
-//! for up to 36 processes per node), because programs compute IDs of their peers from it. These first
-//! queues are the starts of equal shares of the eleven user queues. A process takes further queues
-//! from its share. That, the interfaces of more than four processes, and the queues of more than 36
-//! are choices of ours.
+//! for up to 36 processes per node), because programs compute IDs of their peers from it. These
+//! first queues are the starts of equal shares of the eleven user queues. A process takes further
+//! queues from its share. That, the interfaces of more than four processes, and the queues of more
+//! than 36 are choices of ours.
 
 use core::ops::Range;
 

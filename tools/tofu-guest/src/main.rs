@@ -41,8 +41,8 @@ use crate::output::Output;
 /// and counters read the registers without disturbing a program that uses the device, if the kernel
 /// was booted with iomem=relaxed; selftest needs the device for itself.
 ///
-/// All commands except selftest and exercise also work with devices of TNW (10cf:1cce); `tnw-allpairs` on all
-/// nodes tests these.
+/// All commands except selftest and exercise also work with devices of TNW (10cf:1cce);
+/// `tnw-allpairs` on all nodes tests these.
 #[derive(Parser)]
 #[command(name = "tofu-guest", version, verbatim_doc_comment)]
 struct Cli {

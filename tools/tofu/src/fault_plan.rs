@@ -1,7 +1,7 @@
 //! Plans of device faults: TOML files, for what is too long for a command line.
 //!
-//! Keys are the faults of [`DeviceFaultSpec`], as text, numbers or `true`; `[[event]]` has a fault of
-//! one message or access.
+//! Keys are the faults of [`DeviceFaultSpec`], as text, numbers or `true`; `[[event]]` has a fault
+//! of one message or access.
 
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,10 @@
 //! Wrong bits in the device's own memory, which its error-correcting codes find.
 //!
 //! All SRAM of the controller and all its data paths are protected by such codes (*Tofu:
-//! Interconnect for the K computer*, Fujitsu). Public are the request TOQ_MARKED_UE of a queue whose
-//! descriptor is damaged, and the counter NUM_RECEIVE_NULLIFIED_TLP of packets that were marked as
-//! bad on their way. *Ours*: where errors occur, which are injected, and how they are counted.
+//! Interconnect for the K computer*, Fujitsu). Public are the request TOQ_MARKED_UE of a queue
+//! whose descriptor is damaged, and the counter NUM_RECEIVE_NULLIFIED_TLP of packets that were
+//! marked as bad on their way. *Ours*: where errors occur, which are injected, and how they are
+//! counted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

@@ -7,10 +7,10 @@
 //! bytes take at 0.91 GB/s, which includes coding and protocol (section 2.2), so commands take no
 //! link time of their own. A packet takes 0.6 us from processor to processor, and 0.2 us over PCI
 //! Express, both including its own transfer time (section 4). A node has two interfaces of PCI
-//! Express, each of which carries 3.2 GB/s in each direction (section 1). *Ours*: an Nget is fetched
-//! by reads of 4 KiB, the longest that PCI Express permits, and the next read is issued when the
-//! link has sent the data of the previous one; how transfers are divided among the interfaces
-//! ([`Interfaces`]).
+//! Express, each of which carries 3.2 GB/s in each direction (section 1). *Ours*: an Nget is
+//! fetched by reads of 4 KiB, the longest that PCI Express permits, and the next read is issued
+//! when the link has sent the data of the previous one; how transfers are divided among the
+//! interfaces ([`Interfaces`]).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -162,8 +162,8 @@ enum Due {
 /// One direction of a node's interfaces of PCI Express.
 ///
 /// *Ours*: stores to windows go by the interface of their link, of which each has every second one;
-/// reads and data that a device writes go by the one that is free first. Data becomes visible in the
-/// order in which it was sent, and what tells of it follows it on the same interface.
+/// reads and data that a device writes go by the one that is free first. Data becomes visible in
+/// the order in which it was sent, and what tells of it follows it on the same interface.
 #[derive(Default)]
 struct Interfaces {
     lines: [BusLine; INTERFACES],

@@ -39,13 +39,13 @@ pub(crate) enum FaultCommand {
     },
     /// Set the faults of a node's device, such as msix-lost=5%,seed=7, or off
     ///
-    /// msix-lost, msix-doubled and msix-delayed are shares of interrupts that are lost, sent twice or
-    /// sent later by delay (10 ms); read-abort and write-abort: shares of accesses to memory that
-    /// fail; gone: reads give all ones and writes have no effect; stuck: control queues do not stop;
-    /// endless-reset: from the next function level reset on the device is gone; late: TCQ and MRQ
-    /// entries that ask for no interrupt come this much later, and with late-tcq or late-mrq those
-    /// of one queue only, so that notices and completions change places; seed: where the random
-    /// numbers begin.
+    /// msix-lost, msix-doubled and msix-delayed are shares of interrupts that are lost, sent twice
+    /// or sent later by delay (10 ms); read-abort and write-abort: shares of accesses to memory
+    /// that fail; gone: reads give all ones and writes have no effect; stuck: control queues do not
+    /// stop; endless-reset: from the next function level reset on the device is gone; late: TCQ and
+    /// MRQ entries that ask for no interrupt come this much later, and with late-tcq or late-mrq
+    /// those of one queue only, so that notices and completions change places; seed: where the
+    /// random numbers begin.
     ///
     /// Single events: msix@9#3=lost (or doubled, or delayed) is the third message of vector 9,
     /// read#5=abort the fifth read of memory, write#5=abort the fifth write, each counted from now
@@ -61,17 +61,18 @@ pub(crate) enum FaultCommand {
         /// events; or off
         #[arg(value_name = "FAULTS", required_unless_present = "plan")]
         faults: Option<String>,
-        /// Take the faults from a TOML file: a line such as msix-lost = "5%" for each, and [[event]]
-        /// with msix = 9 or access = "write", nth = 3 and fate = "lost" for single events
+        /// Take the faults from a TOML file: a line such as msix-lost = "5%" for each, and
+        /// [[event]] with msix = 9 or access = "write", nth = 3 and fate = "lost" for single events
         #[arg(long, value_name = "FILE", conflicts_with = "faults")]
         plan: Option<PathBuf>,
     },
     /// Have bits of the device's memory be wrong, which its error-correcting codes find
     ///
-    /// Correctable errors are counted and do no harm. Fatal ones cannot be corrected: in buffers the
-    /// next queue that fetches a descriptor stops with TOQ_MARKED_UE; in the router the next packet
-    /// for this node is marked as bad and dropped, so that the sender's command times out; in
-    /// tables the node goes down, as by `tofu node down`. `tofu stats NODE` counts what was found.
+    /// Correctable errors are counted and do no harm. Fatal ones cannot be corrected: in buffers
+    /// the next queue that fetches a descriptor stops with TOQ_MARKED_UE; in the router the next
+    /// packet for this node is marked as bad and dropped, so that the sender's command times out;
+    /// in tables the node goes down, as by `tofu node down`. `tofu stats NODE` counts what was
+    /// found.
     Ecc {
         /// Node: an index, coordinates X,Y,Z,A,B,C or a name, with MACHINE/ in front if several
         /// machines run

@@ -16,8 +16,9 @@ use tofu_supervisor::link_errors::{LinkErrorSpec, Rate};
 /// Take links of a running machine down and up, make them fail in part, or list them
 ///
 /// A link goes down as a whole, in both directions. On Fugaku the optical links of a board's two
-/// nodes in the same direction share a cable, and go down and up together unless --alone is given. Packets sent over a link that is down are lost:
-/// the port at its near end counts them, and their loss is reported.
+/// nodes in the same direction share a cable, and go down and up together unless --alone is given.
+/// Packets sent over a link that is down are lost: the port at its near end counts them, and their
+/// loss is reported.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum LinkCommand {
     /// Take the link between two neighbours down

@@ -8,15 +8,15 @@ use tofu_sim::Options;
 /// Run a network in modelled time, without guests
 ///
 /// `tofu sim papers` prints values that papers have published about the Tofu interconnects and TNW,
-/// next to those of this model. `tofu sim tables` prints the TofuD paper's tables of the generations
-/// from this model's parameters. `tofu sim measured` runs programs in modelled time, and
-/// prints their times next to what was measured on Fugaku. Given a scenario (a traffic pattern), it
-/// runs that and prints the results.
+/// next to those of this model. `tofu sim tables` prints the TofuD paper's tables of the
+/// generations from this model's parameters. `tofu sim measured` runs programs in modelled time,
+/// and prints their times next to what was measured on Fugaku. Given a scenario (a traffic
+/// pattern), it runs that and prints the results.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SimArgs {
-    /// papers, tables, measured, a scenario file, or one of the scenarios torus, uniform, permutation,
-    /// rails, neighbour, transpose, hotspot, errors, k and tnw
+    /// papers, tables, measured, a scenario file, or one of the scenarios torus, uniform,
+    /// permutation, rails, neighbour, transpose, hotspot, errors, k and tnw
     #[arg(value_name = "WHAT")]
     what: String,
 
