@@ -600,7 +600,7 @@ fn isolated_users_connections_are_limited() {
         matches!(receive_with_fds::<Answer>(socket.as_fd()), Ok(Some((Answer::Refused { .. }, _))))
     };
     test.settle();
-    assert_eq!(sockets.iter().filter(heard).count(), MAX_CLIENTS - 36);
+    assert_eq!(sockets.iter().filter(heard).count(), MAX_CLIENTS - 48);
 }
 
 #[test]
