@@ -237,9 +237,16 @@ impl<T: Transport> Endpoint<T> {
         true
     }
 
-    /// Forgets the message that a look has taken for this context.
-    pub fn discard_claimed(&mut self, context: usize) -> bool {
+    /// Forgets the message that a look has taken for this context, which is the end of the receive.
+    /// Returns false if there is none.
+    pub fn discard_claimed(&mut self, context: usize, wanted: bool) -> bool {
         let Some(number) = self.matching.claimed(context) else { return false };
+        if let Some(message) = self.matching.messages.get(&number) {
+            let Envelope { source, tagged, tag, data, .. } = message.envelope;
+            let completion = Completion::new(Finished::Receive, tagged, context);
+            let source = Some(source);
+            self.completions.push_back(Completion { tag, data, source, wanted, ..completion });
+        }
         self.discard(number);
         true
     }

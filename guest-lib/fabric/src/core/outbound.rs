@@ -129,11 +129,22 @@ impl<T: Transport> Endpoint<T> {
 
     /// Ends all that this peer has to do with.
     pub(super) fn fail(&mut self, number: Number, failure: Failure) {
+        let Some(peer) = self.peers.get(number).filter(|peer| !peer.failed) else { return };
+        let address = peer.address;
+        self.end_peer(number, failure);
+        while let Some(receive) = self.matching.take_directed(address) {
+            let completion = Completion::new(Finished::Receive, receive.tagged, receive.context);
+            let completion = Completion { source: Some(address), ..completion };
+            self.completions.push_back(completion.failed(failure));
+        }
+    }
+
+    /// Ends all that was sent to a peer, or comes from it.
+    fn end_peer(&mut self, number: Number, failure: Failure) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         if std::mem::replace(&mut peer.failed, true) {
             return;
         }
-        let address = peer.address;
         peer.queue.clear();
         let current = peer.current.take();
         let mut sends: Vec<u64> =
@@ -144,11 +155,6 @@ impl<T: Transport> Endpoint<T> {
         }
         if let Some(message) = current {
             self.abandon(message, failure);
-        }
-        while let Some(receive) = self.matching.take_directed(address) {
-            let completion = Completion::new(Finished::Receive, receive.tagged, receive.context);
-            let completion = Completion { source: Some(address), ..completion };
-            self.completions.push_back(completion.failed(failure));
         }
     }
 
@@ -179,7 +185,16 @@ impl<T: Transport> Endpoint<T> {
     }
 
     fn hello(&mut self, from: super::Address, ring: u16) {
-        let number = match self.peers.find(from) {
+        let known = self.peers.find(from);
+        // Each endpoint says hello once, so this one has the queue of another that has ended.
+        // Receives that were posted for the address are for it.
+        let is_new = known
+            .and_then(|number| self.peers.get(number))
+            .is_none_or(|peer| peer.failed || peer.ring.is_some());
+        if let Some(number) = known.filter(|_| is_new) {
+            self.end_peer(number, Failure::Unreachable);
+        }
+        let number = match known.filter(|_| !is_new) {
             Some(number) => number,
             None => match self.peers.add(from) {
                 Ok(number) => number,
@@ -189,9 +204,7 @@ impl<T: Transport> Endpoint<T> {
                 }
             },
         };
-        if let Some(peer) = self.peers.get_mut(number)
-            && peer.ring.is_none()
-        {
+        if let Some(peer) = self.peers.get_mut(number) {
             peer.ring = Some(ring);
         }
         self.flush(number);

@@ -430,7 +430,12 @@ fn looks_find_claim_and_discard() {
     assert!(machine.endpoints[1].receive_claimed(receive));
     machine.settle();
     assert_eq!((next.get(), into.get()), (pattern(6, 1), pattern(3 * EAGER, 1)));
-    assert_eq!(look(&mut machine, Claim::Discard).failure, None);
+    machine.completions(1);
+    assert_eq!(look(&mut machine, Claim::Take).failure, None);
+    assert!(machine.endpoints[1].discard_claimed(77, true));
+    assert!(!machine.endpoints[1].discard_claimed(77, true));
+    let ends = machine.completions(1);
+    assert_eq!((ends.len(), ends[0].context, ends[0].tag), (1, 77, 4));
     machine.settle();
     assert!(machine.network.borrow().memory.is_empty());
 }
@@ -514,4 +519,27 @@ fn peers_beyond_the_last_ring_are_refused() {
     assert_eq!(told(1), Some(Event::Signal(Address(0), Signal::Hello(0))));
     assert_eq!(told(4080), Some(Event::Signal(Address(0), Signal::Hello(4079))));
     assert_eq!(told(4081), Some(Event::Signal(Address(0), Signal::Full)));
+}
+
+#[test]
+fn endpoint_with_the_queue_of_an_old_one_is_new() {
+    let mut machine = Machine::new(2);
+    for turn in 0..3 {
+        // More than a ring has.
+        for n in 0..20 {
+            machine.send(1, 0, turn, pattern(10, n));
+            machine.receive(0, Some(1), turn, 10);
+            machine.settle();
+            machine.send(0, 1, turn, pattern(10, n));
+            machine.receive(1, Some(0), turn, 10);
+            machine.settle();
+        }
+        for at in 0..2 {
+            let all = machine.completions(at);
+            assert_eq!(all.len(), 40);
+            assert!(all.iter().all(|c| c.failure.is_none()), "{all:?}");
+        }
+        let fake = Fake(Address(1), Rc::clone(&machine.network));
+        machine.endpoints[1] = Endpoint::new(fake, Arc::default());
+    }
 }

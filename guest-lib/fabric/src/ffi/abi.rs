@@ -77,6 +77,10 @@ pub(super) const WAIT_YIELD: c_int = 5;
 pub(super) const CONTROL_GETWAIT: c_int = 5;
 pub(super) const CONTROL_ENABLE: c_int = 6;
 pub(super) const OPT_MIN_MULTI_RECV: c_int = 0;
+/// The longest message with and without a tag and access to a region, and the longest atomic
+/// operation; then the same for those whose memory is the program's again at once.
+pub(super) const OPT_MAX: [c_int; 4] = [12, 13, 14, 15];
+pub(super) const OPT_INJECT: [c_int; 4] = [16, 17, 18, 19];
 
 /// Classes of objects.
 pub(super) mod class {

@@ -14,6 +14,8 @@ use crate::core::Address;
 pub(super) struct Vector {
     addresses: Vec<Option<[u8; ADDRESS]>>,
     numbers: HashMap<Address, u64>,
+    /// Places without an address.
+    removed: usize,
 }
 
 impl Vector {
@@ -29,8 +31,20 @@ impl Vector {
     }
 
     fn insert(&mut self, bytes: [u8; ADDRESS]) -> u64 {
-        let number = self.addresses.len() as u64;
-        self.addresses.push(Some(bytes));
+        // The number of a removed address is used again.
+        let mut places = self.addresses.iter();
+        let place = (self.removed > 0).then(|| places.position(Option::is_none)).flatten();
+        let number = match place {
+            Some(place) => {
+                self.removed -= 1;
+                self.addresses[place] = Some(bytes);
+                place as u64
+            }
+            None => {
+                self.addresses.push(Some(bytes));
+                self.addresses.len() as u64 - 1
+            }
+        };
         self.numbers.entry(address(&bytes)).or_insert(number);
         number
     }
@@ -39,6 +53,7 @@ impl Vector {
         let place = usize::try_from(number).ok().and_then(|at| self.addresses.get_mut(at));
         if let Some(bytes) = place.and_then(Option::take) {
             self.numbers.remove(&address(&bytes));
+            self.removed += 1;
         }
     }
 }
@@ -189,4 +204,20 @@ unsafe extern "C" fn straddr(
         size.write(text.len());
     });
     to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_removed_addresses_return() {
+        let mut vector = Vector::default();
+        let bytes = |byte| [byte; ADDRESS];
+        assert_eq!([1, 2, 3].map(|byte| vector.insert(bytes(byte))), [0, 1, 2]);
+        vector.remove(1);
+        assert_eq!(vector.get(1), None);
+        assert_eq!([4, 5].map(|byte| vector.insert(bytes(byte))), [1, 3]);
+        assert_eq!(vector.number(address(&bytes(4))), Some(1));
+    }
 }

@@ -11,12 +11,12 @@ use super::av::{Av, write_address};
 use super::counter::Counter;
 use super::cq::Cq;
 use super::domain::Domain;
-use super::info::ADDRESS;
+use super::info::{ADDRESS, LONGEST, MOST_INJECTED};
 use super::messages::{MSG_OPS, TAGGED_OPS};
 use super::object::{give, guard, of, take};
 use super::remote::RMA_OPS;
 use super::state::{Endpoint, Shared};
-use crate::core::Endpoint as Core;
+use crate::core::{Endpoint as Core, MOST_ATOMIC};
 use crate::tofucom::Tofucom;
 
 /// The time that the end of an endpoint waits for what was sent.
@@ -56,6 +56,9 @@ pub(super) unsafe extern "C" fn open(
             let rx = info.and_then(|info| info.rx_attr.as_ref());
             [tx.map_or(0, |tx| tx.op_flags), rx.map_or(0, |rx| rx.op_flags)]
         };
+        // SAFETY: guaranteed by the caller.
+        let caps = unsafe { info.as_ref() }.map_or(abi::DIRECTED_RECV, |info| info.caps);
+        let is_directed = caps & abi::DIRECTED_RECV != 0;
         let new = Endpoint {
             fid: Fid { class: class::EP, context, ops: &ENDPOINT },
             ops: &EP_OPS,
@@ -65,7 +68,7 @@ pub(super) unsafe extern "C" fn open(
             tagged: &TAGGED_OPS,
             atomic: &ATOMIC_OPS,
             collective: &NO_COLLECTIVES,
-            shared: Arc::new(Shared::new(core, name, flags)),
+            shared: Arc::new(Shared::new(core, name, flags, is_directed)),
         };
         table.endpoints.add(&new.shared);
         // SAFETY: guaranteed by the caller.
@@ -159,7 +162,18 @@ unsafe extern "C" fn getopt(
     size: *mut usize,
 ) -> c_int {
     guard(abi::OTHER, || {
-        if level != 0 || option != abi::OPT_MIN_MULTI_RECV {
+        let limits = abi::OPT_MAX.iter().zip([LONGEST, LONGEST, LONGEST, MOST_ATOMIC]);
+        let injects = [MOST_INJECTED, MOST_INJECTED, MOST_INJECTED, MOST_ATOMIC];
+        let mut limits = limits.chain(abi::OPT_INJECT.iter().zip(injects));
+        let found = match limits.find(|(limited, _)| **limited == option) {
+            Some((_, limit)) => limit,
+            // SAFETY: guaranteed by the caller.
+            None if option == abi::OPT_MIN_MULTI_RECV => unsafe {
+                of::<Endpoint>(fid).shared.least_room()
+            },
+            None => return abi::NO_FUNCTION,
+        };
+        if level != 0 {
             return abi::NO_FUNCTION;
         }
         // SAFETY: guaranteed by the caller.
@@ -167,7 +181,7 @@ unsafe extern "C" fn getopt(
             if size.read() < size_of::<usize>() {
                 return abi::INVALID;
             }
-            value.write(of::<Endpoint>(fid).shared.least_room());
+            value.write(found);
             size.write(size_of::<usize>());
         }
         0

@@ -23,7 +23,7 @@ pub(super) const MOST_INJECTED: usize = 4096;
 /// Pieces of memory of an operation.
 pub(super) const PIECES: usize = 4;
 /// The longest message.
-const LONGEST: usize = 1 << 38;
+pub(super) const LONGEST: usize = 1 << 38;
 
 /// Capabilities of messages.
 const MESSAGES: u64 = abi::MSG | abi::TAGGED | abi::SEND | abi::RECV;
@@ -136,7 +136,7 @@ unsafe fn fits(hints: &Info) -> bool {
     });
     let ep = ep.is_none_or(|ep| {
         [0, abi::EP_RDM].contains(&ep.kind)
-            && ep.protocol == 0
+            && [0, FORMAT].contains(&ep.protocol)
             && ep.max_msg_size <= LONGEST
             && [ep.max_order_raw_size, ep.max_order_war_size, ep.max_order_waw_size]
                 .iter()

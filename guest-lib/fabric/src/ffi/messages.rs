@@ -130,6 +130,8 @@ fn start_receive(shared: &Shared, operation: Operation) -> isize {
     let Operation { memory, address, tag, context, flags, .. } = operation;
     let source = match address {
         abi::ADDR_UNSPEC => None,
+        // The number need not even exist.
+        _ if !shared.is_directed => None,
         number => match shared.address(number) {
             Some(source) => Some(source),
             None => return abi::INVALID as isize,
@@ -149,7 +151,7 @@ fn start_receive(shared: &Shared, operation: Operation) -> isize {
     }
     let found = shared.with(|core| match flags & abi::DISCARD {
         0 => core.receive_claimed(receive),
-        _ => core.discard_claimed(context),
+        _ => core.discard_claimed(context, wanted),
     });
     if found { 0 } else { abi::INVALID as isize }
 }
@@ -170,6 +172,8 @@ fn look(
         Claim::Leave
     };
     shared.with(|core| {
+        // A program may do nothing but look until there is a message.
+        core.progress();
         core.look(tagged, source, tag, context, claim);
     });
     0

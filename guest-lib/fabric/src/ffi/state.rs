@@ -38,13 +38,20 @@ pub(super) struct Shared {
     /// Flags of operations that have none.
     pub(super) send_flags: u64,
     pub(super) receive_flags: u64,
+    /// Receives may be for messages of one peer only, which the program has asked for.
+    pub(super) is_directed: bool,
     pub(super) least_room: AtomicUsize,
     pub(super) name: [u8; ADDRESS],
 }
 
 impl Shared {
     /// The state of a new endpoint.
-    pub(super) fn new(core: Core<Tofucom>, name: [u8; ADDRESS], flags: [u64; 2]) -> Self {
+    pub(super) fn new(
+        core: Core<Tofucom>,
+        name: [u8; ADDRESS],
+        flags: [u64; 2],
+        is_directed: bool,
+    ) -> Self {
         let [send_flags, receive_flags] = flags;
         Self {
             core: Mutex::new(core),
@@ -54,6 +61,7 @@ impl Shared {
             counts: Default::default(),
             send_flags,
             receive_flags,
+            is_directed,
             least_room: AtomicUsize::new(64),
             name,
         }

@@ -119,6 +119,7 @@ struct ep {
     struct ep_ops {
         size_t size;
         ssize_t (*cancel)(struct ep *, void *);
+        int (*getopt)(struct ep *, int, int, void *, size_t *);
     } *ops;
     struct cm_ops {
         size_t size;
@@ -337,6 +338,22 @@ int main(int argc, char **argv) {
     CHECK(!ep->tagged->inject(ep, "own", 4, rank, 7));
     CHECK(!ep->tagged->recv(ep, text, 4, NULL, rank, 7, 0, text));
     CHECK(!next(&entry, &source, &over) && source == (uint64_t)rank && !strcmp(text, "own"));
+    /* Looks only, until the message is there. */
+    CHECK(!ep->tagged->inject(ep, "look", 5, 1 - rank, 9));
+    look.tag = 9;
+    int found;
+    do {
+        CHECK(!ep->tagged->recvmsg(ep, &look, PEEK));
+        found = next(&entry, &source, &over);
+        CHECK(!found || found == ENOMSG_);
+    } while (found);
+    CHECK(entry.len == 5 && source == 1u - rank);
+    CHECK(!ep->tagged->recv(ep, text, 5, NULL, ANY, 9, 0, text) && !next(&entry, &source, &over));
+    /* The limits of accesses and messages that are copied, and of atomic operations. */
+    size_t limit, bytes = sizeof limit;
+    CHECK(!ep->ops->getopt(ep, 0, 16, &limit, &bytes) && limit == 4096 && bytes == sizeof limit);
+    CHECK(!ep->ops->getopt(ep, 0, 15, &limit, &bytes) && limit == 2048);
+    CHECK(ep->ops->getopt(ep, 0, 99, &limit, &bytes) == -38);
     /* More than there are slots, before a receive is posted. */
     for (int i = 0; i < 5000; i++) {
         ssize_t sent;
