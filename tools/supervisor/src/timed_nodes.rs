@@ -313,7 +313,7 @@ mod tests {
             a.say(AT, 0, 10);
             b.say(AT, 0, 10);
             let waits = a.waits();
-            assert_eq!(waits && b.hear().is_none(), false);
+            assert!(!waits || b.hear().is_some());
             waits
         };
         let seen: Vec<_> = (0..6).map(first_is_second).collect();

@@ -167,6 +167,7 @@ pub trait Transport {
     /// Takes the next event. It may rest for a millisecond if there has been none for long.
     fn poll(&mut self) -> Option<Event>;
 
-    /// Sleeps until there may be an event, or the time has passed. Returns whether there may be one.
+    /// Sleeps until there may be an event, or the time has passed. Returns whether there may be
+    /// one.
     fn wait(&mut self, timeout: Duration) -> bool;
 }

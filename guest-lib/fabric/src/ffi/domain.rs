@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::abi::{self, FabricAttr, Fid, Info, Ops, OpsDomain, OpsFabric, OpsMr, absent, class};
+use super::abi::{self, FabricAttr, Fid, Info, Ops, OpsDomain, OpsFabric, absent, class};
 use super::object::{give, guard, of, take};
-use super::regions::{MR_OPS, Table};
+use super::regions::MR_OPS;
+use super::table::{Domain, Table};
 use super::{atomics, av, counter, cq, endpoint};
 
 #[repr(C)]
@@ -13,14 +14,6 @@ struct Fabric {
     fid: Fid,
     ops: *const OpsFabric,
     api_version: u32,
-}
-
-#[repr(C)]
-pub(super) struct Domain {
-    fid: Fid,
-    ops: *const OpsDomain,
-    memory: *const OpsMr,
-    pub(super) table: Arc<Table>,
 }
 
 #[repr(C)]

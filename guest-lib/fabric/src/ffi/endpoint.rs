@@ -10,12 +10,12 @@ use super::atomics::ATOMIC_OPS;
 use super::av::{Av, write_address};
 use super::counter::Counter;
 use super::cq::Cq;
-use super::domain::Domain;
 use super::info::{ADDRESS, LONGEST, MOST_INJECTED};
 use super::messages::{MSG_OPS, TAGGED_OPS};
 use super::object::{give, guard, of, take};
 use super::remote::RMA_OPS;
 use super::state::{Endpoint, Shared};
+use super::table::Domain;
 use crate::core::{Endpoint as Core, MOST_ATOMIC};
 use crate::tofucom::Tofucom;
 

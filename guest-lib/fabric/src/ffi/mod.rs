@@ -19,6 +19,7 @@ mod progress;
 mod regions;
 mod remote;
 mod state;
+mod table;
 mod wait;
 
 use std::ffi::c_void;

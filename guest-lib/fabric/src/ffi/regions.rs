@@ -1,36 +1,18 @@
 //! Registration: memory that peers may read and write.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use super::abi::{self, Fid, IoVec, MrAttr, Ops, OpsMr, class};
-use super::domain::Domain;
 use super::object::{give, guard, lock, of, take};
-use super::progress::Bound;
-use crate::core::{Access, Regions};
+use super::table::{Domain, Table};
+use crate::core::Access;
 use crate::memory::ProgramMemory;
 
 /// The time that the end of a registration waits for operations that use it.
 const AT_CLOSE: Duration = Duration::from_secs(2);
-
-/// The regions of a domain.
-pub(super) struct Table {
-    pub(super) regions: Arc<Mutex<Regions<ProgramMemory>>>,
-    /// The endpoints that peers use them by.
-    pub(super) endpoints: Bound,
-    /// Peers name bytes by their addresses, and keys are chosen here: the mode of old programs.
-    is_basic: bool,
-    next: AtomicU64,
-}
-
-impl Table {
-    pub(super) fn new(is_basic: bool) -> Self {
-        let (regions, endpoints, next) = (Arc::default(), Bound::default(), AtomicU64::new(1));
-        Self { regions, endpoints, is_basic, next }
-    }
-}
 
 #[repr(C)]
 struct Region {

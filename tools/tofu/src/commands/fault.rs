@@ -61,8 +61,9 @@ pub(crate) enum FaultCommand {
         /// events; or off
         #[arg(value_name = "FAULTS", required_unless_present = "plan")]
         faults: Option<String>,
-        /// Take the faults from a TOML file: a line such as msix-lost = "5%" for each, and
-        /// [[event]] with msix = 9 or access = "write", nth = 3 and fate = "lost" for single events
+        /// Take the faults from a TOML file: a line such as msix-lost = "5%" for each, and for each
+        /// single event a table of the array `event`, with msix = 9 or access = "write", nth = 3
+        /// and fate = "lost"
         #[arg(long, value_name = "FILE", conflicts_with = "faults")]
         plan: Option<PathBuf>,
     },

@@ -167,7 +167,8 @@ struct tagged_ops {
         void *);
 };
 
-enum { EACCES_ = 13, EAGAIN_ = 11, ENOMSG_ = 42, ETRUNC = 265, EAVAIL = 259, ENODATA_ = 61, ECANCELED_ = 125 };
+enum { EACCES_ = 13, EAGAIN_ = 11, ENOMSG_ = 42, ENODATA_ = 61, ECANCELED_ = 125 };
+enum { EAVAIL = 259, ETRUNC = 265 };
 static const uint64_t ANY = -1, PEEK = 1 << 19;
 static int rank;
 static struct fabric *fabric;
