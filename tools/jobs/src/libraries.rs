@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// The name of the provider, under which libfabric loads it.
+pub const PROVIDER: &str = "libtofu-fi.so";
+
 use anyhow::{Context, bail};
 use tofu_image::{Arch, Progress, Sysroot};
 use tofu_linux_nodes::boot_files;
@@ -56,13 +59,16 @@ pub fn find_local() -> anyhow::Result<Vec<PathBuf>> {
     find_all(&[LOCAL])
 }
 
-/// Finds, in the same places, the provider for libfabric, by one of its names.
+/// Finds the provider of libfabric, under its name or that of cargo.
 ///
 /// # Errors
 ///
 /// If it does not exist.
-pub(crate) fn find_provider(name: &str) -> anyhow::Result<PathBuf> {
-    Ok(find_all(&[name])?.remove(0))
+pub fn find_provider() -> anyhow::Result<PathBuf> {
+    /// Cargo cannot make a library of the name.
+    const BUILT: &str = "libtofu_fi.so";
+    let found = find_all(&[PROVIDER]).or_else(|error| find_all(&[BUILT]).map_err(|_| error));
+    Ok(found?.remove(0))
 }
 
 fn find_all(names: &[&str]) -> anyhow::Result<Vec<PathBuf>> {

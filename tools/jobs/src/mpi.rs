@@ -9,13 +9,11 @@ use anyhow::Context;
 use tempfile::TempDir;
 use tofu_image::Arch;
 
-use crate::{bundle, elf, libraries};
+use crate::libraries::{self, PROVIDER};
+use crate::{bundle, elf};
 
 /// The variable by which a user chooses providers.
 const CHOICE: &str = "FI_PROVIDER";
-/// The name of a library that libfabric loads; cargo cannot make one of this name.
-const PROVIDER: &str = "libtofu-fi.so";
-const BUILT: &str = "libtofu_fi.so";
 
 /// The way of an MPI program's messages.
 #[derive(Debug)]
@@ -70,14 +68,11 @@ impl Way {
 /// Returns a folder with the provider under its name. It is a new one if cargo has built the
 /// provider.
 fn provider() -> anyhow::Result<(PathBuf, Option<TempDir>)> {
-    let built = match libraries::find_provider(PROVIDER) {
-        Ok(installed) => {
-            let folder = installed.parent().context("it has no folder")?;
-            return Ok((folder.to_owned(), None));
-        }
-        Err(error) => libraries::find_provider(BUILT).map_err(|_| error)?,
-    };
+    let found = libraries::find_provider()?;
+    if found.file_name() == Some(OsStr::new(PROVIDER)) {
+        return Ok((found.parent().context("it has no folder")?.to_owned(), None));
+    }
     let folder = tempfile::Builder::new().prefix("tofu-fi-").tempdir()?;
-    std::os::unix::fs::symlink(std::path::absolute(built)?, folder.path().join(PROVIDER))?;
+    std::os::unix::fs::symlink(std::path::absolute(found)?, folder.path().join(PROVIDER))?;
     Ok((folder.path().to_owned(), Some(folder)))
 }

@@ -263,10 +263,13 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
     }
     fs::write(cmake.join("tofu-config.cmake"), CMAKE).with_context(cannot)?;
     for library in &libraries {
-        // A program may have the old one open: it keeps that.
-        let target = lib.join(libraries::name(library)?);
-        let new = target.with_extension("new");
-        fs::copy(library, &new).and_then(|_| fs::rename(&new, &target)).with_context(cannot)?;
+        copy_library(library, &lib.join(libraries::name(library)?)).with_context(cannot)?;
+    }
+    // An MPI library with libfabric loads it from a folder that FI_PROVIDER_PATH names.
+    if args.arch == Arch::host()
+        && let Ok(provider) = libraries::find_provider()
+    {
+        copy_library(&provider, &lib.join(libraries::PROVIDER)).with_context(cannot)?;
     }
     let examples = dir.join("examples");
     fs::create_dir_all(examples.join("tnw")).with_context(cannot)?;
@@ -288,6 +291,12 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
         copy_mpi(args, mpi, &dir, progress).with_context(cannot)?;
     }
     Ok(())
+}
+
+/// Copies a library. A program that has the old one open keeps that.
+fn copy_library(from: &Path, to: &Path) -> std::io::Result<()> {
+    let new = to.with_extension("new");
+    fs::copy(from, &new).and_then(|_| fs::rename(&new, to))
 }
 
 /// The folder with compilers for arm64, fetched if the host has none; if they must not be fetched,

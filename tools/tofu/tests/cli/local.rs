@@ -388,6 +388,8 @@ fn sdk_has_examples() {
     let expected = ["0: rank 0 of 2: hello from rank 1", "1: rank 1 of 2: hello from rank 0"];
     assert_eq!(jobs.lines(&["-n", "2", ring.to_str().unwrap()]), expected);
 
+    // MPI libraries load it from there.
+    assert!(sdk.join("lib/libtofu-fi.so").is_file());
     // Ranks load their nodes' devices from there, and say so if they cannot.
     let local = sdk.join("lib/libtofulocal.so");
     let start = || {
