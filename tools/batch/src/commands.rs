@@ -1,4 +1,4 @@
-//! `pjsub`, `pjstat`, `pjdel` and `pjwait`.
+//! `pjsub`, `pjdel` and `pjwait`.
 
 use std::env;
 use std::fmt;
@@ -12,12 +12,12 @@ use anyhow::Context;
 use tofu_ui::exit;
 
 use crate::environment::of_submission;
+use crate::interactive;
 use crate::key::{Key, Part, Selection};
 use crate::options::{self, Source};
-use crate::record::{Ending, Record, State, code, date, now, span};
+use crate::record::{Ending, Record, State, now};
 use crate::request::{self, Model, Submission};
 use crate::spool::{Locked, Spool};
-use crate::statistics;
 
 /// The longest script, in bytes.
 const MOST_SCRIPT: u64 = 16 << 20;
@@ -27,7 +27,7 @@ const STDIN: &str = "STDIN";
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A message with the number that public documents give it. Those without one have 0099 here.
-fn refuse(command: &str, number: u32, why: &dyn fmt::Display) -> u8 {
+pub(crate) fn refuse(command: &str, number: u32, why: &dyn fmt::Display) -> u8 {
     let line = tofu_ui::printable(&format!("[ERR.] PJM {number:04} {command} {why}"));
     let _ = writeln!(io::stderr(), "{line}");
     exit::FAILED
@@ -40,13 +40,17 @@ fn refuse(command: &str, number: u32, why: &dyn fmt::Display) -> u8 {
 /// If output cannot be written.
 pub fn pjsub(words: &[String]) -> anyhow::Result<u8> {
     match submit(words) {
-        Ok((said, ignored)) => {
+        Ok(Submitted { said, ignored, attended }) => {
             if !ignored.is_empty() {
                 let ignored = ignored.join("; ");
                 let _ = writeln!(io::stderr(), "[INFO] PJM 0099 pjsub Ignored: {ignored}.");
             }
             writeln!(io::stdout(), "{said}")?;
-            Ok(0)
+            let Some(Attended { spool, key, script, wait }) = attended else { return Ok(0) };
+            match interactive::attend(&spool, key, &script, wait) {
+                Ok(code) => Ok(code),
+                Err(error) => Ok(refuse("pjsub", 99, &format!("{error:#}"))),
+            }
         }
         Err(error) => {
             let text = format!("{error:#}");
@@ -56,13 +60,30 @@ pub fn pjsub(words: &[String]) -> anyhow::Result<u8> {
     }
 }
 
+/// Jobs that are in the queue now.
+struct Submitted {
+    /// A line for each.
+    said: String,
+    ignored: Vec<String>,
+    attended: Option<Attended>,
+}
+
+/// An interactive job, which this command attends.
+struct Attended {
+    spool: Spool,
+    key: Key,
+    /// The script with its arguments; none for a shell.
+    script: Vec<String>,
+    wait: Option<u64>,
+}
+
 /// A script with its name.
 struct Script {
     name: String,
     text: String,
 }
 
-fn submit(words: &[String]) -> anyhow::Result<(String, Vec<String>)> {
+fn submit(words: &[String]) -> anyhow::Result<Submitted> {
     let (given, rest) = options::read(words, &Source::CommandLine)?;
     let is_step = given.iter().any(|given| given.option.long == "step");
     let delimiter = given.iter().rev().find(|given| given.option.long == "script-delimiter");
@@ -72,9 +93,14 @@ fn submit(words: &[String]) -> anyhow::Result<(String, Vec<String>)> {
         [name, arguments @ ..] if is_step => (name.split(delimiter).map(Some).collect(), arguments),
         [name, arguments @ ..] => (vec![Some(name.as_str())], arguments),
     };
+    let is_shell = rest.is_empty()
+        && given.iter().any(|given| ["interact", "interactive"].contains(&given.option.long));
     let mut submissions = Vec::new();
     for name in names {
-        let script = read_script(name)?;
+        let script = match is_shell {
+            true => Script { name: STDIN.to_owned(), text: String::new() },
+            false => read_script(name)?,
+        };
         // Options are read once for each script: steps have their own lines.
         let (given, _) = options::read(words, &Source::CommandLine)?;
         let mut submission = request::read(&script.name, &script.text, given)?;
@@ -84,6 +110,9 @@ fn submit(words: &[String]) -> anyhow::Result<(String, Vec<String>)> {
         };
         let named = submission.request.machine.take().or_else(machine);
         submission.request.machine = named;
+        if submission.request.interactive {
+            return attended(script, submission, rest);
+        }
         submissions.push((script, submission));
     }
     let spool = Spool::open()?;
@@ -103,7 +132,27 @@ fn submit(words: &[String]) -> anyhow::Result<(String, Vec<String>)> {
         }
     }
     spool.start_runner()?;
-    Ok((said.join("\n"), ignored))
+    Ok(Submitted { said: said.join("\n"), ignored, attended: None })
+}
+
+/// Puts an interactive job into the queue: a script that has its turn.
+fn attended(
+    script: Script,
+    mut submission: Submission,
+    words: &[String],
+) -> anyhow::Result<Submitted> {
+    let request = &mut submission.request;
+    request.name.get_or_insert_with(|| script.name.clone());
+    // The shell writes to the terminal.
+    (request.out, request.join) = (Some("/dev/null".to_owned()), true);
+    let spool = Spool::open()?;
+    let turn = Script { text: interactive::TURN.to_owned(), ..script };
+    let process = std::process::id().to_string();
+    let key = enqueue(&spool.lock()?, &turn, &submission, &[process])?;
+    spool.start_runner()?;
+    let said = accepted(&submission, key);
+    let attended = Attended { spool, key, script: words.to_vec(), wait: submission.wait };
+    Ok(Submitted { said, ignored: submission.ignored, attended: Some(attended) })
 }
 
 /// Returns the line about a job that is in the queue now.
@@ -223,7 +272,7 @@ fn step(
 }
 
 /// Reads the names of jobs.
-fn selections(command: &str, words: &[String]) -> Result<Vec<Selection>, u8> {
+pub(crate) fn selections(command: &str, words: &[String]) -> Result<Vec<Selection>, u8> {
     let read = |word: &String| {
         word.parse().map_err(|()| {
             // The text is what scripts look for.
@@ -238,7 +287,7 @@ fn selections(command: &str, words: &[String]) -> Result<Vec<Selection>, u8> {
 }
 
 /// Splits options from jobs. Returns the options with their values; those of `valued` have one.
-fn split<'a>(
+pub(crate) fn split<'a>(
     words: &'a [String],
     valued: &[&str],
 ) -> (Vec<(&'a str, Option<&'a str>)>, Vec<String>) {
@@ -287,12 +336,8 @@ pub fn pjdel(words: &[String]) -> anyhow::Result<u8> {
         let mut found = false;
         for record in records.iter().filter(|record| selection.has(record.key)) {
             match record.state {
-                State::Que => {
-                    let mut record = record.clone();
-                    record.state = State::Ccl;
-                    record.ended = Some(now());
-                    record.ending.manager = code::CANCELLED;
-                    locked.write(&record)?;
+                State::Que | State::Hld => {
+                    locked.cancel(record)?;
                     found = true;
                 }
                 State::Run => {
@@ -378,223 +423,10 @@ pub fn pjwait(words: &[String]) -> anyhow::Result<u8> {
 }
 
 /// Starts the process that runs jobs if it is gone though it has work.
-fn revive(spool: &Spool) -> anyhow::Result<()> {
+pub(crate) fn revive(spool: &Spool) -> anyhow::Result<()> {
     let locked = spool.lock()?;
     let has_work = locked.records()?.iter().any(|record| !record.state.is_over());
     let is_free = has_work && spool.become_runner()?.is_some();
     drop(locked);
     if is_free { spool.start_runner() } else { Ok(()) }
-}
-
-/// A column of `pjstat`: the name for `--choose`, and the head.
-const COLUMNS: [(&str, &str); 20] = [
-    ("jid", "JOB_ID"),
-    ("jnam", "JOB_NAME"),
-    ("jmdl", "MD"),
-    ("st", "ST"),
-    ("usr", "USER"),
-    ("sdt", "START_DATE"),
-    ("elpl", "ELAPSE_LIM"),
-    ("nnumr", "NODE_REQUIRE"),
-    ("vnode", "VNODE"),
-    ("core", "CORE"),
-    ("vmem", "V_MEM"),
-    ("rscg", "RSC_GRP"),
-    ("rscu", "RSC_UNIT"),
-    ("adt", "ACCEPT"),
-    ("edt", "END_DATE"),
-    ("elp", "ELAPSE_TIM"),
-    ("ec", "EC"),
-    ("sn", "SN"),
-    ("pc", "PC"),
-    ("rsn", "REASON"),
-];
-const USUAL: usize = 11;
-
-fn cell(record: &Record, column: &str) -> String {
-    let none = || "-".to_owned();
-    let short = |moment: u64| {
-        // Without the year, as real systems show it.
-        let text = date(moment);
-        text.get(5..).map_or_else(none, |rest| rest.replacen('-', "/", 1))
-    };
-    let over = record.state.is_over();
-    match column {
-        "jid" => record.key.to_string(),
-        "jnam" => record.name.clone(),
-        "jmdl" => record.key.model().to_owned(),
-        "st" => record.state.text().to_owned(),
-        "usr" => record.user.clone(),
-        "sdt" => record.started.map_or_else(none, short),
-        "elpl" => record.request.elapse.map_or_else(none, span),
-        "nnumr" => record.request.nodes.required(),
-        "rscg" => record.request.group.clone().unwrap_or_else(none),
-        "rscu" => record.request.unit.clone().unwrap_or_else(none),
-        "adt" => short(record.accepted),
-        "edt" => record.ended.map_or_else(none, short),
-        "elp" => record.started.map_or_else(none, |started| {
-            span(record.ended.unwrap_or_else(now).saturating_sub(started))
-        }),
-        "ec" if over => record.ending.exit.to_string(),
-        "sn" if over => record.ending.signal.to_string(),
-        "pc" if over => record.ending.manager.to_string(),
-        "rsn" if over => code::reason(record.ending.manager).to_owned(),
-        _ => none(),
-    }
-}
-
-/// The choices of `pjstat`.
-struct View {
-    /// Jobs that have ended, rather than those that have not.
-    ended: bool,
-    /// Sub jobs one by one.
-    expanded: bool,
-    statistics: bool,
-    list: bool,
-    summary: bool,
-    data: bool,
-    columns: Vec<usize>,
-}
-
-/// Shows jobs. Returns the exit code.
-///
-/// # Errors
-///
-/// If the spool cannot be read, or output cannot be written.
-pub fn pjstat(words: &[String]) -> anyhow::Result<u8> {
-    let (options, words) = split(words, &["--choose"]);
-    let mut view = View {
-        ended: false,
-        expanded: false,
-        statistics: false,
-        list: true,
-        summary: false,
-        data: false,
-        columns: (0..USUAL).collect(),
-    };
-    let mut words = words;
-    for (name, value) in options {
-        match (name, value) {
-            ("-H" | "--history", _) => {
-                view.ended = true;
-                // How far back: all that is remembered is shown.
-                words.retain(|word| !word.starts_with("day=") && !word.starts_with("hour="));
-            }
-            ("-E" | "--expand", _) => view.expanded = true,
-            ("-s" | "-S", _) => view.statistics = true,
-            ("-v", _) => view.columns = (0..COLUMNS.len()).collect(),
-            ("--with-summary", _) => view.summary = true,
-            ("--summary", _) => (view.summary, view.list) = (true, false),
-            ("--data", _) => view.data = true,
-            ("-A" | "--all", _) => {}
-            ("--choose", Some(names)) => match columns(names) {
-                Ok(columns) => view.columns = columns,
-                Err(why) => return Ok(refuse("pjstat", 99, &why)),
-            },
-            _ => {
-                let known = "-A, -E, -H, -s, -S, -v, --choose, --data, --summary, --with-summary";
-                return Ok(refuse("pjstat", 99, &format!("{name}: there are {known}")));
-            }
-        }
-    }
-    let selections = match selections("pjstat", &words) {
-        Ok(selections) => selections,
-        Err(code) => return Ok(code),
-    };
-    let spool = Spool::open()?;
-    revive(&spool)?;
-    let records = spool.lock()?.records()?;
-    let shown = shown(records, &view, &selections);
-    io::stdout().write_all(render(&shown, &view).as_bytes())?;
-    Ok(0)
-}
-
-fn columns(names: &str) -> Result<Vec<usize>, String> {
-    let find = |name: &str| {
-        let found = COLUMNS.iter().position(|(known, _)| *known == name);
-        found.ok_or_else(|| {
-            let known: Vec<_> = COLUMNS.iter().map(|(known, _)| *known).collect();
-            format!("--choose {name}: there are {}", known.join(", "))
-        })
-    };
-    names.split(',').map(find).collect()
-}
-
-/// Returns the jobs to be shown. Sub jobs are one job unless they are asked for.
-fn shown(records: Vec<Record>, view: &View, selections: &[Selection]) -> Vec<Record> {
-    let named =
-        |record: &Record| selections.is_empty() || selections.iter().any(|one| one.has(record.key));
-    let wanted = |record: &Record| {
-        let in_time = record.state.is_over() == view.ended;
-        if selections.is_empty() { in_time } else { named(record) && (in_time || view.ended) }
-    };
-    // A user who names a sub job wants to see it.
-    let one_by_one = view.expanded || view.statistics || view.ended;
-    let mut shown: Vec<Record> = Vec::new();
-    for record in records.into_iter().filter(wanted) {
-        let exact = selections.iter().any(|one| {
-            let whole = Key { id: record.key.id, part: Part::Whole };
-            one.has(record.key) && !one.has(whole)
-        });
-        let known = shown.iter_mut().find(|known| known.key.id == record.key.id);
-        match known.filter(|_| !one_by_one && !exact) {
-            Some(known) if record.state == State::Run => known.state = State::Run,
-            Some(_) => {}
-            None => shown.push(record),
-        }
-    }
-    shown
-}
-
-fn render(records: &[Record], view: &View) -> String {
-    let mut text = String::new();
-    if view.summary {
-        let count = |state| records.iter().filter(|record| record.state == state).count();
-        let (queued, running) = (count(State::Que), count(State::Run));
-        text += "  ACCEPT QUEUED  STGIN  READY RUNING RUNOUT STGOUT   HOLD  ERROR   TOTAL\n";
-        let rows = [0, queued, 0, 0, running, 0, 0, 0, count(State::Err)];
-        text += " ";
-        text += &rows.iter().map(|count| format!("{count:>7}")).collect::<String>();
-        text += &format!("{:>8}\n\n", records.len());
-    }
-    if !view.list {
-        return text;
-    }
-    if view.statistics {
-        return text + &records.iter().map(statistics::text).collect::<String>();
-    }
-    let head: Vec<_> = view.columns.iter().map(|column| COLUMNS[*column].1).collect();
-    let whole = |record: &Record| {
-        let mut record = record.clone();
-        if !view.expanded
-            && !view.ended
-            && records.iter().filter(|r| r.key.id == record.key.id).count() == 1
-        {
-            record.key = shortened(record.key);
-        }
-        record
-    };
-    let rows = records.iter().map(|record| {
-        let shown = whole(record);
-        view.columns
-            .iter()
-            .map(|column| match COLUMNS[*column].0 {
-                "jid" => shown.key.to_string(),
-                name => cell(record, name),
-            })
-            .collect::<Vec<_>>()
-    });
-    if view.data {
-        let lines = rows.map(|row| row.join(",") + "\n").collect::<String>();
-        return text + &head.join(",") + "\n" + &lines;
-    }
-    text + &tofu_ui::table(&head, &[], rows)
-}
-
-/// The whole job of a sub job of a bulk job.
-fn shortened(key: Key) -> Key {
-    match key.part {
-        Part::Bulk(_) => Key { part: Part::Whole, ..key },
-        _ => key,
-    }
 }

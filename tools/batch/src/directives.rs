@@ -71,7 +71,7 @@ fn here_document(code: &str) -> Option<(String, bool)> {
 
 /// Splits a line into words as a shell does, with quotes and a comment at its end. `None` if a
 /// quote is not closed.
-fn split(text: &str) -> Option<Vec<String>> {
+pub(crate) fn split(text: &str) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut chars = text.chars();

@@ -7,9 +7,11 @@
 
 #![forbid(unsafe_code)]
 
+mod alter;
 mod commands;
 mod directives;
 mod environment;
+mod interactive;
 mod key;
 mod mpiexec;
 mod options;
@@ -18,16 +20,33 @@ mod record;
 mod request;
 mod resources;
 mod runner;
+mod site;
 mod spool;
+mod stat;
 mod statistics;
 mod steps;
 
-pub use commands::{pjdel, pjstat, pjsub, pjwait};
+pub use alter::{pjacl, pjalter, pjhold, pjrls, pjshowrsc};
+pub use commands::{pjdel, pjsub, pjwait};
 pub use mpiexec::mpiexec;
 pub use runner::run as run_queue;
+pub use stat::pjstat;
 
 /// The names by which scripts call commands of this crate, which are links to the `tofu` command.
-pub const NAMES: [&str; 6] = ["pjsub", "pjstat", "pjdel", "pjwait", "mpiexec", "mpirun"];
+pub const NAMES: [&str; 12] = [
+    "pjsub",
+    "pjstat",
+    "pjdel",
+    "pjwait",
+    "pjhold",
+    "pjrls",
+    "pjalter",
+    "pjshowrsc",
+    "pjacl",
+    "mpiexec",
+    "mpirun",
+    "mpiexec.hydra",
+];
 
 /// The command that runs the jobs of a spool, behind `tofu`.
 pub const QUEUE: &str = "pjqueue";

@@ -37,7 +37,11 @@ struct Call {
     local: bool,
     machine: Option<String>,
     ignored: Vec<String>,
+    /// A file with further programs.
+    app: Option<String>,
     program: Vec<String>,
+    /// Further programs with their numbers of ranks.
+    others: Vec<(u32, Vec<String>)>,
 }
 
 /// A file that outputs go to.
@@ -66,6 +70,7 @@ enum Action {
     Tag,
     Local,
     Machine,
+    App,
     /// Left out, with so many words behind it.
     Ignore(usize),
 }
@@ -80,7 +85,7 @@ enum Which {
 use Action::{Ignore, Output};
 
 /// Options without the dashes in front, of which there may be one or two.
-const OPTIONS: [(&str, Action); 62] = [
+const OPTIONS: [(&str, Action); 95] = [
     ("n", Action::Ranks),
     ("np", Action::Ranks),
     ("c", Action::Ranks),
@@ -111,6 +116,39 @@ const OPTIONS: [(&str, Action); 62] = [
     ("tag-output", Action::Tag),
     ("local", Action::Local),
     ("machine", Action::Machine),
+    ("app", Action::App),
+    ("perhost", Action::PerNode),
+    ("max-proc-per-node", Action::PerNode),
+    ("stdofprefix", Action::Prefix),
+    ("l", Action::Tag),
+    ("prepend-rank", Action::Tag),
+    ("genvall", Ignore(0)),
+    ("envall", Ignore(0)),
+    ("genvlist", Ignore(1)),
+    ("envlist", Ignore(1)),
+    ("genvnone", Ignore(0)),
+    ("s", Ignore(1)),
+    ("rmk", Ignore(1)),
+    ("bind-to-none", Ignore(0)),
+    ("bind-to-socket", Ignore(0)),
+    ("bycpu", Ignore(0)),
+    ("byslot", Ignore(0)),
+    ("cpus-per-proc", Ignore(1)),
+    ("cpus-per-rank", Ignore(1)),
+    ("cpu-set", Ignore(1)),
+    ("npersocket", Ignore(1)),
+    ("rankfile", Ignore(1)),
+    ("rf", Ignore(1)),
+    ("nooversubscribe", Ignore(0)),
+    ("mca-params", Ignore(1)),
+    ("output-filename", Ignore(1)),
+    ("q", Ignore(0)),
+    ("quiet", Ignore(0)),
+    ("d", Ignore(0)),
+    ("print-all-exitcodes", Ignore(0)),
+    ("tagged-output", Action::Tag),
+    ("timestamp-output", Ignore(0)),
+    ("noprefix", Ignore(0)),
     ("mca", Ignore(2)),
     ("gmca", Ignore(2)),
     ("am", Ignore(1)),
@@ -169,9 +207,62 @@ impl Words<'_> {
     }
 }
 
-/// Reads the command line.
+/// Reads the command line: programs with their options, between which there is a colon. Options of
+/// a job are those of any of its programs.
 fn read(words: &[String]) -> anyhow::Result<Call> {
     let mut call = Call::default();
+    let mut parts: Vec<Vec<String>> = words.split(|word| word == ":").map(Into::into).collect();
+    let mut programs = Vec::new();
+    while !parts.is_empty() {
+        let part = parts.remove(0);
+        call.ranks = None;
+        let program = read_program(&mut call, &part)?;
+        if let Some(name) = call.app.take() {
+            if !program.is_empty() {
+                bail!("--app {name} and {}: only one of them", program[0]);
+            }
+            parts = [app(&name)?, parts].concat();
+            continue;
+        }
+        if program.is_empty() {
+            bail!("no program named");
+        }
+        programs.push((call.ranks, program));
+    }
+    if let [(ranks, program)] = &mut *programs {
+        (call.ranks, call.program) = (*ranks, std::mem::take(program));
+        return Ok(call);
+    }
+    let counted: Option<Vec<_>> =
+        programs.into_iter().map(|(ranks, program)| Some((ranks?, program))).collect();
+    let mut counted = counted.context("of several programs each needs -n")?;
+    call.ranks = Some(counted.iter().map(|(ranks, _)| ranks).sum());
+    if call.ranks > Some(MOST) {
+        bail!("-n {}: up to {MOST} ranks in all", call.ranks.unwrap_or_default());
+    }
+    call.program = counted.remove(0).1;
+    call.others = counted;
+    Ok(call)
+}
+
+/// Reads a file of programs: a line with options, program and arguments for each.
+fn app(name: &str) -> anyhow::Result<Vec<Vec<String>>> {
+    let text = tofu_input::read_text(Path::new(name), MOST_PLACES);
+    let text = text.with_context(|| format!("cannot read {name}"))?;
+    let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+    let split = |line: &str| {
+        let words = crate::directives::split(line);
+        words.with_context(|| format!("{name}: a quote is not closed: {line}"))
+    };
+    let programs = lines.map(split).collect::<anyhow::Result<Vec<_>>>()?;
+    if programs.is_empty() {
+        bail!("{name}: no programs in it");
+    }
+    Ok(programs)
+}
+
+/// Reads the options in front of a program. Returns the program with its arguments.
+fn read_program(call: &mut Call, words: &[String]) -> anyhow::Result<Vec<String>> {
     let mut words = words;
     while let [word, rest @ ..] = words {
         let Some(name) = word.strip_prefix('-').filter(|name| !name.is_empty()) else { break };
@@ -193,15 +284,7 @@ fn read(words: &[String]) -> anyhow::Result<Call> {
         call.take(*action, &mut taken)?;
         words = taken.rest;
     }
-    if let Some(at) = words.iter().position(|word| word == ":") {
-        let second = words.get(at + 1).map_or("nothing", String::as_str);
-        bail!("a : and {second}: several programs in one job are not here");
-    }
-    call.program = words.to_vec();
-    if call.program.is_empty() {
-        bail!("no program named");
-    }
-    Ok(call)
+    Ok(words.to_vec())
 }
 
 impl Call {
@@ -237,6 +320,7 @@ impl Call {
             Action::Tag => self.prefix = true,
             Action::Local => self.local = true,
             Action::Machine => self.machine = Some(words.next()?),
+            Action::App => self.app = Some(words.next()?),
             Ignore(count) => {
                 let values =
                     (0..count).map(|_| words.next()).collect::<anyhow::Result<Vec<_>>>()?;
@@ -405,9 +489,11 @@ fn order(call: &Call, request: Option<&Request>) -> anyhow::Result<RankOrder> {
 
 /// Returns the files of both outputs.
 fn files(call: &Call, job: Option<&Job>) -> [Option<RankFile>; 2] {
+    // An interactive job writes to its terminal.
+    let usual = job.filter(|job| !job.record.request.interactive);
     [(&call.out, "stdout"), (&call.err, "stderr")].map(|(given, name)| match given {
         Some(given) => Some(sink(given, job)),
-        None => job.map(|job| job.usual(name)),
+        None => usual.map(|job| job.usual(name)),
     })
 }
 
@@ -475,6 +561,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         links: None,
         time: JobTime::default(),
         program: call.program,
+        others: call.others,
     })
 }
 
@@ -560,13 +647,22 @@ mod tests {
                     --bind-to core ./a.out -n 7";
         assert_eq!(call(text), expected);
         assert!(call("-mca orte_tag_output 1 a").prefix);
+        let several = call("-of out -n 2 ./a 1 : -np 3 ./b : -n 1 -x A=1 ./c");
+        assert_eq!(
+            (several.ranks, &*several.program),
+            (Some(6), &["./a", "1"].map(str::to_owned)[..])
+        );
+        assert_eq!(several.others, [(3, vec!["./b".to_owned()]), (1, vec!["./c".to_owned()])]);
         assert_eq!(call("-x HOME a").variables, [("HOME".to_owned(), None)]);
         for (text, expected) in [
             ("-np 0 a", "-np 0: must be a whole number from 1 to 256"),
             ("-n", "-n: a value must follow"),
             ("-n 2", "no program named"),
             ("-ranks 2 a", "-ranks: no such option"),
-            ("-n 2 a : -n 2 b", "a : and -n: several programs"),
+            ("-n 2 a : b", "of several programs each needs -n"),
+            ("-n 2 a :", "no program named"),
+            ("-n 200 a : -n 200 b", "-n 400: up to 256 ranks in all"),
+            ("--app none", "cannot read none"),
             ("-x =1 a", "-x =1: must be NAME=VALUE"),
         ] {
             let words: Vec<_> = text.split(' ').map(str::to_owned).collect();

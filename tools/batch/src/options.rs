@@ -117,9 +117,9 @@ pub(crate) const OPTIONS: [Known; 54] = [
     long("norestart", false, Silent),
     long("no-check-directory", false, Silent),
     long("no-bulk", false, Silent),
-    long("interact", false, Refused("jobs with a terminal are not here; call mpiexec yourself")),
-    known('I', "interactive", false, Refused("jobs with a terminal are not here")),
-    long("mswk", false, Refused("jobs of masters and workers are not here")),
+    long("interact", false, Honoured),
+    known('I', "interactive", false, Honoured),
+    long("mswk", false, Ignored),
     long("workflow", true, Refused("workflow jobs are not here")),
 ];
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::key::{Key, Part};
 use crate::request::{Order, Request};
+use crate::resources::{GROUPS, UNIT};
 
 /// The state of a job, as `pjstat` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +14,8 @@ use crate::request::{Order, Request};
 pub(crate) enum State {
     Que,
     Run,
+    /// Waits until `pjrls` releases it.
+    Hld,
     /// It has run to its end, or to its time limit.
     Ext,
     /// Cancelled, before or while it ran.
@@ -26,6 +29,7 @@ impl State {
         match self {
             Self::Que => "QUE",
             Self::Run => "RUN",
+            Self::Hld => "HLD",
             Self::Ext => "EXT",
             Self::Ccl => "CCL",
             Self::Err => "ERR",
@@ -33,7 +37,7 @@ impl State {
     }
 
     pub(crate) fn is_over(self) -> bool {
-        !matches!(self, Self::Que | Self::Run)
+        !matches!(self, Self::Que | Self::Run | Self::Hld)
     }
 }
 
@@ -166,7 +170,7 @@ impl Record {
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         let request = &self.request;
         let mut variables: Vec<(&str, String)> = vec![
-            ("PJM_ENVIRONMENT", "BATCH".into()),
+            ("PJM_ENVIRONMENT", if request.interactive { "INTERACT" } else { "BATCH" }.into()),
             ("PJM_JOBID", self.key.id.to_string()),
             ("PJM_SUBJOBID", self.key.to_string()),
             ("PJM_JOBNAME", self.name.clone()),
@@ -175,8 +179,8 @@ impl Record {
             ("PJM_NODE", request.nodes.count().to_string()),
             ("PJM_MPI_PROC", request.ranks().to_string()),
             ("PJM_PROC_BY_NODE", request.on_node().to_string()),
-            ("PJM_RSCGRP", request.group.clone().unwrap_or_else(|| "small".into())),
-            ("PJM_RSCUNIT", request.unit.clone().unwrap_or_else(|| "rscunit_ft01".into())),
+            ("PJM_RSCGRP", request.group.clone().unwrap_or_else(|| GROUPS[0].into())),
+            ("PJM_RSCUNIT", request.unit.clone().unwrap_or_else(|| UNIT.into())),
             ("PJM_COMMENT", request.comment.clone().unwrap_or_default()),
             ("PJM_LOCALTMP", "/tmp".into()),
             ("PJM_SHAREDTMP", "/tmp".into()),

@@ -12,6 +12,8 @@ use crate::steps::Dependency;
 pub(crate) const PREFIX: &str = "#PJM";
 /// The longest name of a job, in bytes.
 const MOST_NAME: usize = 63;
+/// Characters that look like the dash in front of an option.
+const DASHES: [char; 3] = ['\u{2010}', '\u{2013}', '\u{2014}'];
 /// The most sub jobs of a bulk job here.
 const MOST_BULK: u32 = 1000;
 
@@ -70,6 +72,9 @@ pub(crate) struct Request {
     pub(crate) model: Model,
     /// The machine that the ranks run on; `None`: processes here.
     pub(crate) machine: Option<String>,
+    /// True if it is a shell at the terminal of the command that submits it.
+    #[serde(default)]
+    pub(crate) interactive: bool,
 }
 
 impl Default for Request {
@@ -95,6 +100,7 @@ impl Default for Request {
             comment: None,
             model: Model::default(),
             machine: None,
+            interactive: false,
         }
     }
 }
@@ -131,6 +137,8 @@ pub(crate) struct Submission {
     /// True if only the job's number is to be printed.
     pub(crate) number_only: bool,
     pub(crate) delimiter: Option<char>,
+    /// The seconds for which an interactive job may wait.
+    pub(crate) wait: Option<u64>,
     dependency: Option<(Given, String)>,
     bulk: bool,
     step: bool,
@@ -153,6 +161,11 @@ pub(crate) fn read(name: &str, script: &str, options: Vec<Given>) -> Result<Subm
     for late in [true, false] {
         for directive in found.iter().filter(|directive| directive.late == late) {
             let from = Source::Line(name.to_owned(), directive.line);
+            // What word processors make of a dash.
+            if let Some(word) = directive.words.first().filter(|word| word.starts_with(DASHES)) {
+                submission.ignored.push(format!("{from}{word} (its dash is not a -)"));
+                continue;
+            }
             let (given, rest) = options::read(&directive.words, &from)?;
             if let [word, ..] = rest {
                 return Err(Refusal::new(&from, format!("{word}: options only may be here")));
@@ -205,7 +218,16 @@ impl Submission {
             "local" => request.machine = None,
             "step" => self.step = true,
             "bulk" => self.bulk = true,
-            "sparam" => self.dependency = Some((given, value)),
+            "interact" | "interactive" => request.interactive = true,
+            "sparam" => match value.strip_prefix("wait-time=") {
+                Some("unlimited") => self.wait = None,
+                Some(seconds) => {
+                    let wanted = "wait-time must be seconds, or unlimited";
+                    let seconds = key::number(seconds).map_err(|()| given.refuse(wanted))?;
+                    self.wait = Some(seconds.into());
+                }
+                None => self.dependency = Some((given, value)),
+            },
             "z" if value == "jid" => self.number_only = true,
             "z" => return Err(given.refuse("must be jid")),
             "script-delimiter" => {
@@ -288,6 +310,9 @@ impl Submission {
 
     fn model(&self) -> Result<Model, Refusal> {
         let refuse = |what: &str| Err(Refusal::new(&Source::CommandLine, what));
+        if self.request.interactive && (self.bulk || self.step) {
+            return refuse("--interact with --bulk or --step: a job is one of them");
+        }
         match (self.bulk, self.step, &self.dependency) {
             (true, true, _) => refuse("--bulk and --step: a job is one of them"),
             (false, false, Some((given, _))) => {
@@ -412,7 +437,8 @@ mod tests {
                 "",
                 "proc=9: 2 nodes with max-proc-per-node=4 have room for 8",
             ),
-            ("#PJM --interact", "", "job.sh line 1: --interact: jobs with a terminal"),
+            ("#PJM --interact", "--step", "--interact with --bulk or --step"),
+            ("", "--interact --sparam wait-time=x", "wait-time must be seconds"),
             ("\n#PJM job", "", "job.sh line 2: job: options only"),
             ("#PJM -L \"node=1", "", "job.sh line 1: a quote is not closed"),
             ("#PJM -L node=x", "", "job.sh line 1: -L node=x: must be one to three"),

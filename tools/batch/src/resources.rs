@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 
 /// The most nodes and the most processes of a job here.
 pub(crate) const MOST: u32 = 256;
+/// The resource groups that there seem to be: any other name is as good.
+pub(crate) const GROUPS: [&str; 2] = ["small", "large"];
+/// The resource unit that a job has if it names none.
+pub(crate) const UNIT: &str = "rscunit_ft01";
 /// The most lengths of a job's torus.
 const AXES: usize = 3;
 

@@ -14,7 +14,7 @@ use crate::environment::{MARK, SPOOL};
 use crate::key::{Key, Part};
 use crate::record::{Ending, Record, State, code, now};
 use crate::request::Model;
-use crate::spool::{Locked, Spool};
+use crate::spool::{Locked, Spool, bash};
 use crate::statistics;
 use crate::steps::Without;
 use crate::{processes, record};
@@ -147,7 +147,7 @@ fn mark(spool: &Spool, key: Key) -> String {
 fn run_job(spool: &Spool, record: &mut Record) {
     let before = processes::processor_time();
     let mark = mark(spool, record.key);
-    let (state, ending) = match start(spool, record, &mark) {
+    let (state, ending) = match start(spool, record) {
         Ok(pid) => watch(spool, record, pid, &mark),
         Err(Failure { manager, why }) => {
             let ending = Ending { manager, detail: Some(why), ..Ending::default() };
@@ -167,7 +167,7 @@ struct Failure {
     why: String,
 }
 
-fn start(spool: &Spool, record: &Record, mark: &str) -> Result<Pid, Failure> {
+fn start(spool: &Spool, record: &Record) -> Result<Pid, Failure> {
     let fails =
         |manager| move |error: anyhow::Error| Failure { manager, why: format!("{error:#}") };
     let files = record.files();
@@ -185,22 +185,9 @@ fn start(spool: &Spool, record: &Record, mark: &str) -> Result<Pid, Failure> {
     let err = err.map_err(fails(code::FILES))?;
     let to_err = err.try_clone().map_err(|error| fails(code::FILES)(error.into()))?;
     let script = spool.script(record.key, &record.script);
-    let bin = spool.commands().map_err(fails(code::SHELL))?;
     let mut command = interpreter(&script).map_err(fails(code::SHELL))?;
-    command.arg(&script).args(&record.arguments).current_dir(folder).env_clear();
-    command.envs(record.environment.iter().map(|(name, value)| (name, value)));
-    command.envs(record.variables());
-    // What the user sets by -x counts more.
-    command.envs(record.request.variables.iter().map(|(name, value)| (name, value)));
-    command.env(MARK, mark).env(SPOOL, spool.folder());
-    let nodes = spool.script(record.key, NODES);
-    let names = (0..record.request.nodes.count()).map(|node| format!("node{node}\n"));
-    let listed = fs::write(&nodes, names.collect::<String>());
-    listed.map_err(|error| fails(code::FILES)(error.into()))?;
-    command.env("PJM_O_NODEINF", nodes);
-    let path = record.environment.iter().find(|(name, _)| name == "PATH");
-    let path = path.map_or("/usr/bin:/bin", |(_, path)| path);
-    command.env("PATH", format!("{}:{path}", bin.display()));
+    command.arg(&script).args(&record.arguments);
+    equip(&mut command, spool, record).map_err(fails(code::FILES))?;
     command.stdin(Stdio::null()).stdout(out).stderr(err);
     match command.spawn() {
         Ok(child) => Ok(Pid::from_child(&child)),
@@ -213,19 +200,44 @@ fn start(spool: &Spool, record: &Record, mark: &str) -> Result<Pid, Failure> {
     }
 }
 
+/// Gives a command the folder and the variables of a job.
+///
+/// # Errors
+///
+/// If the spool cannot be written.
+pub(crate) fn equip(command: &mut Command, spool: &Spool, record: &Record) -> anyhow::Result<()> {
+    command.current_dir(&record.folder).env_clear();
+    command.envs(record.environment.iter().map(|(name, value)| (name, value)));
+    command.envs(record.variables());
+    // What the user sets by -x counts more.
+    command.envs(record.request.variables.iter().map(|(name, value)| (name, value)));
+    command.env(MARK, mark(spool, record.key)).env(SPOOL, spool.folder());
+    let nodes = spool.script(record.key, NODES);
+    let names = (0..record.request.nodes.count()).map(|node| format!("node{node}\n"));
+    fs::write(&nodes, names.collect::<String>())
+        .with_context(|| format!("cannot write {}", nodes.display()))?;
+    command.env("PJM_O_NODEINF", nodes);
+    let path = record.environment.iter().find(|(name, _)| name == "PATH");
+    let path = path.map_or("/usr/bin:/bin", |(_, path)| path);
+    // What stands in for tools of the site must not hide those of this host.
+    let [own, site] = spool.commands()?;
+    command.env("PATH", format!("{}:{path}:{}", own.display(), site.display()));
+    Ok(())
+}
+
 /// Returns the command that runs a script. What is `/bin/sh` on Fugaku is bash.
-fn interpreter(script: &Path) -> anyhow::Result<Command> {
+pub(crate) fn interpreter(script: &Path) -> anyhow::Result<Command> {
     let text = fs::read(script).with_context(|| format!("cannot read {}", script.display()))?;
     let first = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let first = String::from_utf8_lossy(&first[..first.len().min(MOST_FIRST)]).into_owned();
     let words = first.strip_prefix("#!").map(|rest| rest.split_whitespace().collect::<Vec<_>>());
-    let bash = ["/bin/bash", "/usr/bin/bash"].into_iter().find(|path| Path::new(path).exists());
-    Ok(match (words.as_deref(), bash) {
+    Ok(match (words.as_deref(), bash()) {
         (None | Some([]), Some(bash)) => Command::new(bash),
         (None | Some([]), None) => Command::new("/bin/sh"),
+        // Not with --posix: then a file of the site that . cannot find would end the script.
         (Some(["/bin/sh" | "/usr/bin/sh", options @ ..]), Some(bash)) => {
             let mut command = Command::new(bash);
-            command.arg("--posix").args(options);
+            command.args(options);
             command
         }
         (Some([program, options @ ..]), _) => {
@@ -345,10 +357,7 @@ mod tests {
             return;
         }
         assert_eq!(shell("echo"), ("/bin/bash".into(), vec![]));
-        assert_eq!(
-            shell("#!/bin/sh -x\n"),
-            ("/bin/bash".into(), vec!["--posix".into(), "-x".into()])
-        );
+        assert_eq!(shell("#!/bin/sh -x\n"), ("/bin/bash".into(), vec!["-x".into()]));
         assert_eq!(shell("#!/bin/bash -e"), ("/bin/bash".into(), vec!["-e".into()]));
         assert_eq!(shell("#! /opt/none/env csh\n"), ("/bin/env".into(), vec!["csh".into()]));
         assert_eq!(shell("#!/opt/no-such-shell"), ("/opt/no-such-shell".into(), vec![]));

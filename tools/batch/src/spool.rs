@@ -14,8 +14,8 @@ use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::key::Key;
-use crate::record::{Record, State};
-use crate::{NAMES, QUEUE};
+use crate::record::{Record, State, code, now};
+use crate::{NAMES, QUEUE, site};
 
 /// The variable that names another spool.
 const VARIABLE: &str = "TOFU_SPOOL";
@@ -23,31 +23,10 @@ const VARIABLE: &str = "TOFU_SPOOL";
 const MOST: u64 = 4 << 20;
 /// The ended jobs that are remembered.
 const REMEMBERED: usize = 1000;
-/// Scripts and tools that jobs for Fugaku call, and that do nothing here.
-const STUBS: [(&str, &str); 9] = [
-    ("_CNEnv_base", ""),
-    ("module", STUB),
-    ("llio_transfer", STUB),
-    ("llio_transferd", STUB),
-    ("dir_transfer", STUB),
-    ("lpgparm", WRAPPER),
-    ("fipp", WRAPPER),
-    ("fapp", WRAPPER),
-    ("fipppx", STUB),
-];
-const STUB: &str = "#!/bin/sh\necho \"${0##*/} $*: ignored\" >&2\n";
-/// Runs the program behind options, of which some have a value.
-const WRAPPER: &str = "#!/bin/sh\n\
-    name=${0##*/}\n\
-    while [ $# -gt 0 ]; do\n\
-    \x20   case $1 in\n\
-    \x20   -[dsthpmlw]) shift 2 ;;\n\
-    \x20   -*) shift ;;\n\
-    \x20   *) break ;;\n\
-    \x20   esac\n\
-    done\n\
-    echo \"$name: ignored; $1 runs without it\" >&2\n\
-    exec \"$@\"\n";
+/// Finds bash.
+pub(crate) fn bash() -> Option<&'static str> {
+    ["/bin/bash", "/usr/bin/bash"].into_iter().find(|path| Path::new(path).exists())
+}
 
 /// The spool of a user.
 #[derive(Clone, Debug)]
@@ -80,7 +59,7 @@ impl Spool {
     pub(crate) fn at(folder: &Path) -> anyhow::Result<Self> {
         let folder = std::path::absolute(folder)?;
         let cannot = || format!("cannot make the spool {}", folder.display());
-        for name in ["jobs", "scripts", "bin"] {
+        for name in ["jobs", "scripts", "bin", "site"] {
             let mut builder = fs::DirBuilder::new();
             builder.recursive(true).mode(0o700).create(folder.join(name)).with_context(cannot)?;
         }
@@ -132,29 +111,35 @@ impl Spool {
         Ok(file.metadata()?.len())
     }
 
-    /// Returns the folder with the commands that jobs call, which comes first in their `PATH`.
-    pub(crate) fn commands(&self) -> anyhow::Result<PathBuf> {
-        let bin = self.folder.join("bin");
+    /// Returns the folder with our commands, which comes first in the `PATH` of jobs, and the one
+    /// with what stands in for tools of the site, which comes last.
+    pub(crate) fn commands(&self) -> anyhow::Result<[PathBuf; 2]> {
+        let [bin, site] = ["bin", "site"].map(|name| self.folder.join(name));
         let own = env::current_exe().context("cannot find this program")?;
-        for name in NAMES {
+        // What is sh on Fugaku is bash, and programs of mpiexec rely on it.
+        let shell = bash().map(|bash| ("sh", PathBuf::from(bash)));
+        for (name, target) in NAMES.map(|name| (name, own.clone())).into_iter().chain(shell) {
             let link = bin.join(name);
-            if fs::read_link(&link).is_ok_and(|target| target == own) {
+            if fs::read_link(&link).is_ok_and(|there| there == target) {
                 continue;
             }
             let new = bin.join(format!(".{name}.{}", std::process::id()));
             let _ = fs::remove_file(&new);
-            symlink(&own, &new)?;
+            symlink(&target, &new)?;
             fs::rename(&new, &link)?;
         }
-        for (name, text) in STUBS {
-            let path = bin.join(name);
-            if !path.exists() {
-                let mut options = OpenOptions::new();
-                let options = options.write(true).create(true).truncate(true).mode(0o755);
-                options.open(&path)?.write_all(text.as_bytes())?;
+        for (name, text) in site::all() {
+            let path = site.join(name);
+            if fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
+                continue;
             }
+            let new = site.join(format!(".{name}.{}", std::process::id()));
+            let mut options = OpenOptions::new();
+            let options = options.write(true).create(true).truncate(true).mode(0o755);
+            options.open(&new)?.write_all(text.as_bytes())?;
+            fs::rename(&new, &path)?;
         }
-        Ok(bin)
+        Ok([bin, site])
     }
 
     /// Starts the process that runs jobs, which ends at once if there is one.
@@ -205,6 +190,15 @@ impl Locked<'_> {
         write().with_context(|| format!("cannot write {}", path.display()))
     }
 
+    /// Cancels a job that has not begun.
+    pub(crate) fn cancel(&self, record: &Record) -> anyhow::Result<()> {
+        let mut record = record.clone();
+        record.state = State::Ccl;
+        record.ended = Some(now());
+        record.ending.manager = code::CANCELLED;
+        self.write(&record)
+    }
+
     /// Keeps a script for a job.
     pub(crate) fn keep_script(&self, key: Key, name: &str, text: &str) -> anyhow::Result<()> {
         let path = self.spool.script(key, name);
@@ -249,8 +243,8 @@ impl Locked<'_> {
         let mut dead = Vec::new();
         for record in records.iter_mut().filter(|record| record.state == State::Run) {
             record.state = State::Err;
-            record.ended = Some(crate::record::now());
-            record.ending.manager = crate::record::code::NODE_DOWN;
+            record.ended = Some(now());
+            record.ending.manager = code::NODE_DOWN;
             self.write(record)?;
             dead.push(record.key);
         }

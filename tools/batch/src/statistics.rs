@@ -37,16 +37,16 @@ pub(crate) fn text(record: &Record) -> String {
         ("JOB ID", key.id.to_string()),
         ("SUB JOB NUM", sub),
         ("JOB NAME", record.name.clone()),
-        ("JOB TYPE", "BATCH".to_owned()),
+        ("JOB TYPE", if request.interactive { "INTERACT" } else { "BATCH" }.to_owned()),
         ("JOB MODEL", key.model().to_owned()),
         ("USER", record.user.clone()),
         ("RESOURCE UNIT", or_none(&request.unit)),
         ("RESOURCE GROUP", or_none(&request.group)),
         ("COMMENT", or_none(&request.comment)),
         ("STATE", record.state.text().to_owned()),
-        ("EC", ending.exit.to_string()),
-        ("SN", ending.signal.to_string()),
-        ("PC", ending.manager.to_string()),
+        ("EXIT CODE", ending.exit.to_string()),
+        ("SIGNAL NO", ending.signal.to_string()),
+        ("PJM CODE", ending.manager.to_string()),
         ("REASON", or_none(&ending.detail).replace('\n', " ")),
         ("HOST NAME", record.host.clone()),
         ("CURRENT DIRECTORY", record.folder.clone()),
@@ -74,8 +74,9 @@ pub(crate) fn text(record: &Record) -> String {
     if request.statistics == Some(true) {
         rows.extend(of_processes(record));
     }
-    let lines = rows.iter().map(|(name, value)| format!("{name:<24}: {value}\n"));
-    format!("\n{:10}Job Statistical Information\n\n{}", "", lines.collect::<String>())
+    // Programs that read these files expect the space in front.
+    let lines = rows.iter().map(|(name, value)| format!(" {name:<26}: {value}\n"));
+    format!("\nJob Statistical Information\n\n{}", lines.collect::<String>())
 }
 
 /// The lines that `-S` adds.
@@ -109,11 +110,11 @@ mod tests {
         job.ending.signal = 24;
         let text = text(&job);
         let value = |name: &str| {
-            let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+            let line = text.lines().find(|line| line.starts_with(&format!(" {name} ")));
             line.and_then(|line| line.split_once(": ")).map(|(_, value)| value).unwrap_or("none")
         };
         assert_eq!(value("SUB JOB NUM"), "3");
-        assert_eq!(value("PC"), "11");
+        assert_eq!(value("PJM CODE"), "11");
         assert_eq!(value("REASON"), "ELAPSE LIMIT EXCEEDED");
         assert_eq!(value("ELAPSE TIME (USE)"), "0000:01:01 (61)");
         assert_eq!(value("JOB START DATE"), "2023-11-14 22:13:21");

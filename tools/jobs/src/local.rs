@@ -79,7 +79,8 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     let wanted = Wanted { ppn: wanted.ppn.or(Some(1)), ..wanted };
     let (shape, placement) = find_machine(spec, wanted)?;
     let ranks = placement.info.job.processes();
-    let program = Program::new(&spec.program)?;
+    let programs = Program::all(spec)?;
+    let program = &programs[0];
     let destination = Destination::new(spec)?;
     let file = tofu_input::read(&program.path, tofu_input::PROGRAM).ok();
     let arch = file.as_deref().and_then(Arch::of_elf);
@@ -108,6 +109,7 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     let labels = Label::of_ranks(ranks, |rank| format!("at {}", placement.node(rank)));
     let code = job::run(&control, Options::new(spec), labels, &mut |rank| {
         let (socket, locks) = host.serve(rank, &placement)?;
+        let program = &programs[spec.program_of(rank, ranks)];
         let mut command = janitor::wrapped(session.janitor.group(), &program.path)?;
         command.args(&program.args);
         if let Some(destination) = &destination {
@@ -286,6 +288,12 @@ struct Program {
 }
 
 impl Program {
+    /// Finds the programs of a job, at least one.
+    fn all(spec: &JobSpec) -> anyhow::Result<Vec<Self>> {
+        let others = spec.others.iter().map(|(_, words)| words);
+        std::iter::once(&spec.program).chain(others).map(|words| Self::new(words)).collect()
+    }
+
     /// Finds a file, or a program in `PATH`.
     ///
     /// # Errors

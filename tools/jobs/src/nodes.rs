@@ -119,6 +119,11 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     let control = Control::new(spec.grace.0)?;
     // User errors are found before anything is started.
     let wanted = Wanted::new(spec)?;
+    let one_program = match spec.others.is_empty() {
+        true => None,
+        false => Some(spec.with_one_program(spec.ranks.context("how many ranks are there?")?)),
+    };
+    let spec = one_program.as_ref().unwrap_or(spec);
     let preparing = Preparing::new(&control);
     let mut bundle = match Bundle::new(spec, &preparing) {
         Ok(bundle) => bundle,

@@ -312,16 +312,28 @@ impl Placement {
     /// Returns the variables that tell a rank of an MPI job its place, and its process manager at
     /// `address`.
     pub(crate) fn mpi_variables(&self, rank: u32, address: &str) -> Vec<(String, String)> {
-        let (local, locals) = self.local(rank);
-        let values = [
-            ("PMI_PORT", address.to_owned()),
-            ("PMI_ID", rank.to_string()),
-            ("PMI_RANK", rank.to_string()),
-            ("PMI_SIZE", self.info.job.processes().to_string()),
-            ("MPI_LOCALRANKID", local.to_string()),
-            ("MPI_LOCALNRANKS", locals.to_string()),
+        let ((local, locals), ranks) = (self.local(rank), self.info.job.processes());
+        let numbers = [
+            ("PMI_ID", rank),
+            ("PMI_RANK", rank),
+            ("PMI_SIZE", ranks),
+            ("MPI_LOCALRANKID", local),
+            ("MPI_LOCALNRANKS", locals),
+            // By these, scripts find their rank before MPI begins: on Fugaku, and with Open MPI.
+            ("PMIX_RANK", rank),
+            ("OMPI_MCA_orte_ess_vpid", rank),
+            ("OMPI_COMM_WORLD_RANK", rank),
+            ("OMPI_COMM_WORLD_SIZE", ranks),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", local),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", locals),
+            ("OMPI_COMM_WORLD_NODE_RANK", local),
+            ("OMPI_PLE_RANK_ON_NODE", local),
+            ("PLE_RANK_ON_NODE", local),
+            ("FLIB_RANK_ON_NODE", local),
         ];
-        values.map(|(name, value)| (name.to_owned(), value)).into()
+        let numbers = numbers.into_iter().map(|(name, value)| (name, value.to_string()));
+        let all = std::iter::once(("PMI_PORT", address.to_owned())).chain(numbers);
+        all.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// Returns which ranks share a node, in PMI's notation.

@@ -105,6 +105,9 @@ pub struct JobSpec {
     /// The program and its arguments. A name with a / is a file of this host, any other a program
     /// of the nodes.
     pub program: Vec<String>,
+    /// Further programs with their arguments, each with its number of ranks. They run as the last
+    /// ranks, in this order.
+    pub others: Vec<(u32, Vec<String>)>,
 }
 
 impl JobSpec {
@@ -119,6 +122,19 @@ impl JobSpec {
             settings.filter(|(name, _)| name.starts_with(SETTINGS)).collect();
         variables.extend(self.env.iter().map(|own| (own.name.clone(), own.value.clone())));
         variables.into_iter().collect()
+    }
+
+    /// Returns the program that a rank of `ranks` runs: 0 for the first, and one more for each of
+    /// the others.
+    pub(crate) fn program_of(&self, rank: u32, ranks: u32) -> usize {
+        program_of(&self.others, rank, ranks)
+    }
+
+    /// Returns the job with one program for all ranks, a shell's, which runs that of its rank. On
+    /// nodes each job has one program.
+    pub(crate) fn with_one_program(&self, ranks: u32) -> Self {
+        let program = dispatcher(&self.program, &self.others, ranks);
+        Self { program, others: Vec::new(), ..self.clone() }
     }
 
     /// Returns the torus that the job gets exclusively.
@@ -149,6 +165,31 @@ impl JobSpec {
         }
         Ok(Some(shape))
     }
+}
+
+fn program_of(others: &[(u32, Vec<String>)], rank: u32, ranks: u32) -> usize {
+    let mut behind = ranks - rank;
+    for (index, (count, _)) in others.iter().enumerate().rev() {
+        if behind <= *count {
+            return index + 1;
+        }
+        behind -= count;
+    }
+    0
+}
+
+/// Returns a command of a shell that runs the program of its rank.
+fn dispatcher(first: &[String], others: &[(u32, Vec<String>)], ranks: u32) -> Vec<String> {
+    let quoted = |word: &String| format!("'{}'", word.replace('\'', "'\\''"));
+    let programs = std::iter::once(first).chain(others.iter().map(|(_, words)| &**words));
+    let programs: Vec<String> =
+        programs.map(|words| words.iter().map(quoted).collect::<Vec<_>>().join(" ")).collect();
+    let line = |rank| {
+        let program = &programs[program_of(others, rank, ranks)];
+        format!("{rank}) exec {program} ;;\n")
+    };
+    let lines: String = (0..ranks).map(line).collect();
+    vec!["sh".to_owned(), "-c".to_owned(), format!("case $TOFU_RANK in\n{lines}esac")]
 }
 
 /// The shape of a job.
@@ -298,6 +339,26 @@ impl Libs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn last_ranks_run_other_programs() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let others = [(2, words("./b it's")), (1, words("./c"))];
+        let programs: Vec<_> = (0..5).map(|rank| program_of(&others, rank, 5)).collect();
+        assert_eq!(programs, [0, 0, 1, 1, 2]);
+        let command = dispatcher(&words("./a 1"), &others, 4);
+        assert_eq!(&command[..2], ["sh", "-c"]);
+        let lines: Vec<_> = command[2].lines().collect();
+        let expected = [
+            "case $TOFU_RANK in",
+            "0) exec './a' '1' ;;",
+            "1) exec './b' 'it'\\''s' ;;",
+            "2) exec './b' 'it'\\''s' ;;",
+            "3) exec './c' ;;",
+            "esac",
+        ];
+        assert_eq!(lines, expected);
+    }
 
     #[test]
     fn names_of_files_have_ranks() {

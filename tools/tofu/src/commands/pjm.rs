@@ -1,5 +1,5 @@
-//! The commands of Fugaku's job scripts: `pjsub`, `pjstat`, `pjdel`, `pjwait` and `mpiexec`. Their
-//! options are those of the real ones, and are read below.
+//! The commands of Fugaku's job scripts: `pjsub` and those around it, and `mpiexec`. Their options
+//! are those of the real ones, and are read below.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,11 @@ pub(crate) enum ScriptCommand {
     Pjstat(PjstatArgs),
     Pjdel(PjdelArgs),
     Pjwait(PjwaitArgs),
+    Pjhold(PjholdArgs),
+    Pjrls(PjrlsArgs),
+    Pjalter(PjalterArgs),
+    Pjshowrsc(PjshowrscArgs),
+    Pjacl(PjaclArgs),
     /// The process that runs the jobs of pjsub
     #[command(hide = true, name = tofu_batch::QUEUE)]
     Queue {
@@ -51,6 +56,8 @@ Options, on the command line and in lines that begin with #PJM:
                              are the job's name and its numbers
   --bulk --sparam FIRST-LAST, --step [--sparam jid=JOB,sn=STEP,sd=CONDITION]
                              many jobs of one script; jobs that depend on each other
+  --interact [--sparam wait-time=SECONDS]
+                             a shell in the job, at this terminal, or the script if one is named
   --omp thread=N, -z jid, --comment TEXT, -C PREFIX, --script-delimiter C
   --machine NAME, --local    ours: ranks run on this machine's nodes; as processes here (default)
 
@@ -58,9 +65,10 @@ Examples:
   tofu pjsub job.sh
   tofu pjsub -L node=2x3,elapse=10:00 --mpi max-proc-per-node=4 job.sh
   tofu pjsub --bulk --sparam 0-9 job.sh
+  tofu pjsub --interact -L node=2
   tofu pjstat; tofu pjwait 12; tofu pjdel 12
 
-Exit codes: 0 submitted, 1 refused.";
+Exit codes: 0 submitted, 1 refused; with --interact that of the shell.";
 
 /// Show jobs that were submitted by pjsub
 ///
@@ -84,7 +92,12 @@ Options:
   -v                  more columns
   --choose=jid,st     these columns: jid, jnam, jmdl, st, usr, sdt, elpl, nnumr, rscg, rscu, adt,
                       edt, elp, ec, sn, pc, rsn
-  --data              with commas
+  --data [--delimiter=C]
+                      with commas, or C, between columns
+  --filter=st=RUN,usr=NAME, --rscgrp=NAME, --rscunit=NAME
+                      these jobs only
+  --sort=COLUMN       in this order
+  --rsc, --limit      resource groups; limits of jobs
   --with-summary, --summary
                       the numbers of jobs in each state as well, or alone
 
@@ -130,6 +143,92 @@ Examples:
   tofu pjwait 12
   tofu pjwait $(tofu pjsub -z jid job.sh)";
 
+/// Keep jobs of pjsub from running
+///
+/// They must wait; pjrls releases them.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = PJHOLD)]
+pub(crate) struct PjholdArgs {
+    /// Jobs: 12, 12_1, 12[3-5], 12-14
+    #[arg(value_name = "JOB", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: (),
+}
+
+const PJHOLD: &str = "\
+Examples:
+  tofu pjhold 12; tofu pjrls 12";
+
+/// Release jobs that pjhold holds
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = PJRLS)]
+pub(crate) struct PjrlsArgs {
+    /// Jobs: 12, 12_1, 12[3-5], 12-14
+    #[arg(value_name = "JOB", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: (),
+}
+
+const PJRLS: &str = "\
+Examples:
+  tofu pjrls 12";
+
+/// Change jobs of pjsub that wait
+///
+/// Their elapse limit, resource group and unit; other options are ignored with a word.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = PJALTER)]
+pub(crate) struct PjalterArgs {
+    /// -L RESOURCE=VALUE[,...], and jobs: 12, 12_1, 12[3-5], 12-14
+    #[arg(value_name = "OPTION|JOB", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: (),
+}
+
+const PJALTER: &str = "\
+Examples:
+  tofu pjalter -L elapse=20:00 12";
+
+/// Show nodes that jobs of pjsub may have
+///
+/// Those in total, free ones, and those of the job that runs.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = PJSHOWRSC)]
+pub(crate) struct PjshowrscArgs {
+    /// --rscgrp NAME, --data; others change nothing
+    #[arg(value_name = "OPTION", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: (),
+}
+
+const PJSHOWRSC: &str = "\
+Examples:
+  tofu pjshowrsc --rscgrp small";
+
+/// Show what jobs of pjsub may ask for
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = PJACL)]
+pub(crate) struct PjaclArgs {
+    /// --rg NAME; others change nothing
+    #[arg(value_name = "OPTION", trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: (),
+}
+
+const PJACL: &str = "\
+Examples:
+  tofu pjacl";
+
 /// Run a program as ranks, with the options of Fugaku's mpiexec
 ///
 /// In a job of pjsub it has the job's nodes and processes, and each rank writes to a file of its
@@ -159,6 +258,8 @@ Options, with one dash or two:
   -x NAME[=VALUE]           a variable of the ranks
   -wdir FOLDER, -ofprefix rank
   -mca orte_tag_output 1    the rank in front of each line
+  -n N PROGRAM : -n N PROGRAM, --app FILE
+                            several programs as one job; lines of a file with options and programs
   -machine NAME, -local     ours: nodes of this machine; processes here (default)
 In names of files %r is the rank, %06r the rank in six digits, %/1000R the rank rounded down to a
 multiple of 1000, %j the job, %n its name, and %m the number of the call in the job. Options that
@@ -166,7 +267,8 @@ concern real systems only, such as other -mca, are ignored with a word.
 
 Examples:
   tofu mpiexec -n 4 ./program
-  tofu mpiexec -n 4 -stdout-proc ./%/1000R/out ./program";
+  tofu mpiexec -n 4 -stdout-proc ./%/1000R/out ./program
+  tofu mpiexec -n 2 ./ocean : -n 4 ./air";
 
 /// Runs one of these commands and returns the exit code.
 pub(crate) fn run(command: &ScriptCommand) -> anyhow::Result<u8> {
@@ -176,6 +278,11 @@ pub(crate) fn run(command: &ScriptCommand) -> anyhow::Result<u8> {
         ScriptCommand::Pjstat(args) => tofu_batch::pjstat(&args.words),
         ScriptCommand::Pjdel(args) => tofu_batch::pjdel(&args.words),
         ScriptCommand::Pjwait(args) => tofu_batch::pjwait(&args.words),
+        ScriptCommand::Pjhold(args) => tofu_batch::pjhold(&args.words),
+        ScriptCommand::Pjrls(args) => tofu_batch::pjrls(&args.words),
+        ScriptCommand::Pjalter(args) => tofu_batch::pjalter(&args.words),
+        ScriptCommand::Pjshowrsc(args) => tofu_batch::pjshowrsc(&args.words),
+        ScriptCommand::Pjacl(args) => tofu_batch::pjacl(&args.words),
         ScriptCommand::Queue { spool } => tofu_batch::run_queue(spool).map(|()| 0),
     }
 }
@@ -187,7 +294,7 @@ pub(crate) fn words(mut words: Vec<OsString>) -> Vec<OsString> {
     let name = name.as_deref().and_then(Path::file_name).and_then(|name| name.to_str());
     let known = tofu_batch::NAMES.iter().find(|known| name == Some(**known));
     if let Some(known) = known {
-        let command = if *known == "mpirun" { "mpiexec" } else { known };
+        let command = if known.starts_with("mpi") { "mpiexec" } else { known };
         words.insert(1, command.into());
     }
     words
@@ -205,6 +312,7 @@ mod tests {
         };
         assert_eq!(of("/a/pjsub -j x"), "/a/pjsub pjsub -j x");
         assert_eq!(of("mpirun -n 2 x"), "mpirun mpiexec -n 2 x");
+        assert_eq!(of("mpiexec.hydra x"), "mpiexec.hydra mpiexec x");
         assert_eq!(of("tofu pjsub"), "tofu pjsub");
     }
 }

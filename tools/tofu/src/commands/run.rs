@@ -206,6 +206,7 @@ impl From<RunArgs> for JobSpec {
             links: args.links,
             time: args.time.job(),
             program: args.program,
+            others: Vec::new(),
         }
     }
 }

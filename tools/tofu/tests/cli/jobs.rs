@@ -103,7 +103,9 @@ fn job_runs_with_its_shape_and_files() {
     }
     assert_eq!(site.read("output.1/0/2/stdout.2.0"), "rank 0 of 1 y\n");
     let statistics = site.read("job.sh.1.stats");
-    for line in ["NODE NUM (REQUIRE)      : 4:2x2", "PC                      : 0", "MPI SHAPE"] {
+    for line in
+        [" NODE NUM (REQUIRE)        : 4:2x2", " PJM CODE                  : 0", " MPI SHAPE"]
+    {
         assert!(statistics.contains(line), "{statistics}");
     }
     let history = site.run(&["pjstat", "-H", "--choose=jid,st,nnumr,ec", "--data"]).ok();
@@ -118,7 +120,7 @@ fn elapse_limit_ends_all_processes() {
     let id = site.submit("long.sh", script, &[]);
     assert!(site.read(format!("long.sh.{id}.out")).contains("the elapse limit is over"));
     let statistics = site.read(format!("long.sh.{id}.stats"));
-    assert!(statistics.contains("PC                      : 11"), "{statistics}");
+    assert!(statistics.contains("PJM CODE                  : 11"), "{statistics}");
     assert!(statistics.contains("ELAPSE LIMIT EXCEEDED"), "{statistics}");
     let mark = format!("TOFU_PJM_JOB={}/spool/jobs/{id}\0", site.place.path().display());
     let left = fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
@@ -238,10 +240,94 @@ fn commands_have_their_own_names() {
     };
     assert!(run("pjstat", &[]).starts_with("JOB_ID"));
     assert_eq!(run("mpiexec", &["-n", "1", "-x", "A=1", "printenv", "A"]), "1\n");
-    for command in ["pjsub", "pjstat", "pjdel", "pjwait", "mpiexec"] {
+    let commands = "pjsub pjstat pjdel pjwait pjhold pjrls pjalter pjshowrsc pjacl mpiexec";
+    for command in commands.split(' ') {
         let help = site.run(&[command, "--help"]).ok();
         assert!(help.contains("Examples:"), "{help}");
     }
+}
+
+#[test]
+fn held_jobs_wait_and_are_changed() {
+    let site = Site::new();
+    fs::write(site.work().join("a.sh"), "touch runs\nsleep 1000\n").unwrap();
+    fs::write(site.work().join("b.sh"), "echo b\n").unwrap();
+    site.run(&["pjsub", "a.sh"]).ok();
+    site.run(&["pjsub", "-L", "elapse=5:00", "b.sh"]).ok();
+    let said = site.run(&["pjhold", "2"]).ok();
+    assert_eq!(said, "[INFO] PJM 0100 pjhold Accepted job 2.\n");
+    wait_for("the first job", || site.work().join("runs").exists());
+    let said = site.run(&["pjhold", "1"]);
+    assert_eq!(
+        (said.code, &*said.err),
+        (Some(1), "[ERR.] PJM 0099 pjhold Job 1 is in state RUN.\n")
+    );
+    let said = site.run(&["pjalter", "-L", "elapse=10:00,rscgrp=large,freq=2000", "2"]);
+    assert_eq!(said.err, "[INFO] PJM 0099 pjalter Ignored: freq=2000.\n");
+    let list = |options: &[&str]| {
+        let columns = ["pjstat", "--choose=jid,st,elpl,rscg", "--data"];
+        site.run(&[&columns, options].concat()).ok().lines().skip(1).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(list(&[]), "1,RUN,-,- 2,HLD,0000:10:00,large");
+    assert_eq!(list(&["--filter", "st=HLD", "--delimiter=;"]), "2;HLD;0000:10:00;large");
+    assert_eq!(list(&["--rscgrp", "large"]), "2,HLD,0000:10:00,large");
+    assert_eq!(list(&["--sort", "st", "-l"]), "2,HLD,0000:10:00,large 1,RUN,-,-");
+    site.run(&["pjdel", "1"]).ok();
+    site.run(&["pjwait", "1"]).ok();
+    assert_eq!(list(&[]), "2,HLD,0000:10:00,large");
+    site.run(&["pjrls", "2"]).ok();
+    site.run(&["pjwait", "2"]).ok();
+    assert_eq!(site.read("b.sh.2.out"), "b\n");
+    assert!(site.run(&["pjstat", "--rsc", "-b"]).ok().contains("[ENABLE,START]"));
+    assert!(site.run(&["pjstat", "--limit"]).ok().contains("256"));
+    assert!(site.run(&["pjshowrsc", "--rg", "x"]).ok().contains("rscunit_ft01  x"));
+    assert!(site.run(&["pjacl"]).ok().contains("node: 1 to 256"));
+}
+
+#[test]
+fn interactive_jobs_run_at_the_terminal() {
+    let site = Site::new();
+    let script = "#PJM -L node=2\necho $PJM_ENVIRONMENT $PJM_NODE $1\nmpiexec ./a.out x\nexit 7\n";
+    fs::write(site.work().join("i.sh"), script).unwrap();
+    let said = site.run(&["pjsub", "--interact", "--sparam", "wait-time=60", "i.sh", "arg"]);
+    assert_eq!(said.code, Some(7), "{said:?}");
+    let mut lines: Vec<_> = said.out.lines().collect();
+    assert_eq!(lines.remove(0), "[INFO] PJM 0000 pjsub Job 1 submitted.");
+    assert_eq!(lines.remove(0), "INTERACT 2 arg");
+    lines.sort_unstable();
+    assert_eq!(lines, ["rank 0 of 2 x", "rank 1 of 2 x"]);
+    assert!(said.err.contains("PJM 0082 pjsub Interactive job 1 started."), "{said:?}");
+    let history = site.run(&["pjstat", "-H", "--choose=jid,st,ec", "--data"]).ok();
+    assert_eq!(history, "JOB_ID,ST,EC\n1,EXT,7\n");
+    // A shell, which the elapse limit ends.
+    let mut command = site.command(&["pjsub", "--interact", "-L", "elapse=1"]);
+    command.env("SHELL", "/bin/sh");
+    fs::write(site.work().join("input"), "sleep 1000\n").unwrap();
+    command.stdin(fs::File::open(site.work().join("input")).unwrap());
+    let output = command.output().unwrap();
+    assert!(!output.status.success(), "{output:?}");
+    assert!(site.run(&["pjstat", "-H", "-v", "2"]).ok().contains("ELAPSE LIMIT EXCEEDED"));
+    // Another job has the turn.
+    fs::write(site.work().join("a.sh"), "sleep 1000\n").unwrap();
+    site.run(&["pjsub", "a.sh"]).ok();
+    let said = site.run(&["pjsub", "--interact", "--sparam", "wait-time=1"]);
+    assert!(said.err.contains("job 4 has waited for 1 s"), "{said:?}");
+}
+
+#[test]
+fn several_programs_are_one_job() {
+    let site = Site::new();
+    site.program("b.out", &PROGRAM.replace("rank", "other"));
+    let said =
+        site.run(&["mpiexec", "-n", "1", "./a.out", "x", ":", "-n", "2", "./b.out", "y"]).ok();
+    let mut lines: Vec<_> = said.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["other 1 of 3 y", "other 2 of 3 y", "rank 0 of 3 x"]);
+    fs::write(site.work().join("app"), "# two\n-n 2 ./a.out 'a b'\n-np 1 ./b.out\n").unwrap();
+    let said = site.run(&["mpiexec", "--app", "app"]).ok();
+    let mut lines: Vec<_> = said.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["other 2 of 3", "rank 0 of 3 a b", "rank 1 of 3 a b"]);
 }
 
 /// Scripts written like those that are public, and what one of their outputs has.
@@ -262,5 +348,5 @@ fn public_forms_of_scripts_run() {
         assert!(out.contains(expected), "{name}: {expected:?} is not in\n{out}");
         count += 1;
     }
-    assert!(count >= 30, "{count}");
+    assert!(count >= 60, "{count}");
 }

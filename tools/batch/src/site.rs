@@ -1,0 +1,105 @@
+//! What stands in for scripts and tools of the site that jobs call. They change nothing, so that a
+//! script runs on. They come last in a job's `PATH`: a tool that this host has is used.
+
+/// Says that it does nothing.
+const NOTHING: &str = "#!/bin/sh\necho \"${0##*/} $*: ignored\" >&2\n";
+
+/// Runs the program behind its options, of which those that a pattern of the shell names have a
+/// value.
+const fn wrapper(valued: &'static str) -> Stand {
+    Stand::Wrapper { valued }
+}
+
+/// The text of something that stands in for a tool.
+#[derive(Clone, Copy, Debug)]
+enum Stand {
+    /// A file that scripts read.
+    Empty,
+    Nothing,
+    Wrapper {
+        valued: &'static str,
+    },
+}
+
+const PROFILER: Stand = wrapper("-[dthpmlwL]");
+
+const ALL: [(&str, Stand); 16] = [
+    ("_CNEnv_base", Stand::Empty),
+    ("Env_base", Stand::Empty),
+    ("module", Stand::Nothing),
+    ("spack", Stand::Nothing),
+    ("llio_transfer", Stand::Nothing),
+    ("llio_transferd", Stand::Nothing),
+    ("dir_transfer", Stand::Nothing),
+    ("xospastop", Stand::Nothing),
+    ("xospastart", Stand::Nothing),
+    ("fipppx", Stand::Nothing),
+    ("fapppx", Stand::Nothing),
+    ("lpgparm", wrapper("-[dsthpmlw]")),
+    ("fipp", PROFILER),
+    ("fapp", PROFILER),
+    ("fjdbg", PROFILER),
+    ("numactl", wrapper("-[CNmip]|--physcpubind|--cpunodebind|--membind|--interleave|--preferred")),
+];
+
+/// Returns the names and texts of all.
+pub(crate) fn all() -> impl Iterator<Item = (&'static str, String)> {
+    ALL.into_iter().map(|(name, stand)| (name, text(stand)))
+}
+
+fn text(stand: Stand) -> String {
+    match stand {
+        Stand::Empty => String::new(),
+        Stand::Nothing => NOTHING.to_owned(),
+        Stand::Wrapper { valued } => format!(
+            "#!/bin/sh\n\
+             name=${{0##*/}}\n\
+             while [ $# -gt 0 ]; do\n\
+             \x20   case $1 in\n\
+             \x20   --) shift; break ;;\n\
+             \x20   {valued}) shift; [ $# = 0 ] || shift ;;\n\
+             \x20   -*) shift ;;\n\
+             \x20   *) break ;;\n\
+             \x20   esac\n\
+             done\n\
+             [ $# = 0 ] && exec echo \"$name: ignored\" >&2\n\
+             echo \"$name: ignored; $1 runs without it\" >&2\n\
+             exec \"$@\"\n"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
+
+    #[test]
+    fn wrappers_run_what_they_wrap() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in all() {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        for (words, expected) in [
+            ("numactl -C 12-23 -m 4 echo -n a", "a"),
+            ("numactl --cpunodebind=4 --membind 4 -l echo a b", "a b\n"),
+            ("numactl --hardware", ""),
+            ("numactl -m", ""),
+            ("fapp -C -d ./prof -Hevent=pa1 echo c", "c\n"),
+            ("lpgparm -s 32MB -- echo d", "d\n"),
+            ("module load lang/tcsds-1.2.38", ""),
+            ("spack load /abc", ""),
+        ] {
+            let mut words = words.split(' ');
+            let program = folder.path().join(words.next().unwrap());
+            let output = Command::new(program).args(words).output().unwrap();
+            assert!(output.status.success());
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+            assert!(String::from_utf8(output.stderr).unwrap().contains("ignored"));
+        }
+    }
+}
