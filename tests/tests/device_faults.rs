@@ -23,6 +23,8 @@ const NONE: DeviceFaults = DeviceFaults {
     delay_ns: 0,
     read_abort: Ppm::NEVER,
     write_abort: Ppm::NEVER,
+    register_lies: Ppm::NEVER,
+    write_lies: Ppm::NEVER,
     planned: [None; MOST_PLANNED],
     seed: 0,
 };
@@ -136,5 +138,35 @@ fn access_that_fails_ends_its_command() {
         let mut cq = open(platform);
         cq.post_and_ring(&Order::nop(), 0).unwrap();
         assert!(cq.wait_tcq(LONG).unwrap().rcode.is_success());
+    });
+}
+
+/// With any seed a driver under a device that lies gets errors or wrong results, but comes to an end.
+#[test]
+fn device_that_lies_hangs_no_driver() {
+    let some = Ppm::new(200_000).unwrap();
+    start(&machine(), |node, platform| {
+        for seed in 0..20 {
+            node.set_faults(DeviceFaults { register_lies: some, write_lies: some, seed, ..NONE });
+            if let Ok(device) = Device::probe(platform.clone())
+                && device.tni(TniId::ALL[0]).enable().is_ok()
+            {
+                let config = CqConfig::new(TniId::ALL[0], CqId::ALL[0]);
+                let config = CqConfig { interrupts: CqsIrqs::NONE, ..config };
+                if let Ok(mut cq) = Cq::open(&device, &config) {
+                    for _ in 0..50 {
+                        let _ = cq.post_and_ring(&Order::nop().remote_notice(), 0);
+                        let _ = cq.wait_tcq(1_000_000);
+                        let _ = cq.poll_mrq();
+                    }
+                    let _ = cq.close();
+                }
+            }
+            node.set_faults(NONE);
+            node.reset();
+            let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
+            node.config_write(regs::COMMAND, &command.to_le_bytes());
+        }
+        open(platform).close().unwrap();
     });
 }

@@ -13,8 +13,8 @@ use crate::units::Timeout;
 pub struct DeviceFaultSpec(pub DeviceFaults);
 
 impl DeviceFaultSpec {
-    const ALLOWED: &str = "off, or a list of msix-lost, msix-doubled, msix-delayed, read-abort and \
-         write-abort with a share from 0% to 100%, gone, stuck, endless-reset, late, late-tcq, \
+    const ALLOWED: &str = "off, or a list of msix-lost, msix-doubled, msix-delayed, read-abort, \
+         write-abort, register-lies and write-lies with a share from 0% to 100%, gone, stuck, endless-reset, late, late-tcq, \
          late-mrq and delay with a time up to 24h, seed with a whole number, and at most 16 of \
          msix@VECTOR#N=lost (or doubled, or delayed), read#N=abort and write#N=abort, such as \
          \"msix-lost=5%,msix@9#3=lost,late=20ms,seed=7\"";
@@ -41,6 +41,8 @@ impl FromStr for DeviceFaultSpec {
                 "msix-delayed" => faults.msix_delayed = share(value).ok_or(Self::ALLOWED)?,
                 "read-abort" => faults.read_abort = share(value).ok_or(Self::ALLOWED)?,
                 "write-abort" => faults.write_abort = share(value).ok_or(Self::ALLOWED)?,
+                "register-lies" => faults.register_lies = share(value).ok_or(Self::ALLOWED)?,
+                "write-lies" => faults.write_lies = share(value).ok_or(Self::ALLOWED)?,
                 "delay" => faults.delay_ns = time().map_err(|_| Self::ALLOWED)?,
                 "late-tcq" => faults.late_tcq_ns = time().map_err(|_| Self::ALLOWED)?,
                 "late-mrq" => faults.late_mrq_ns = time().map_err(|_| Self::ALLOWED)?,
@@ -111,13 +113,15 @@ mod tests {
 
     #[test]
     fn planned_device_faults_are_read() {
-        let text = "msix@9#3=lost,msix@8#1=delayed,read#5=abort,write#100=abort,late-mrq=1s";
+        let text = "msix@9#3=lost,msix@8#1=delayed,read#5=abort,write#100=abort,late-mrq=1s,\
+                    register-lies=1%,write-lies=0.1%";
         let DeviceFaultSpec(faults) = text.parse().unwrap();
         let lost = Planned::Message { vector: 9, nth: 3, fate: Fate::Lost };
         let delayed = Planned::Message { vector: 8, nth: 1, fate: Fate::Delayed };
         let expected = [lost, delayed, Planned::Read(5), Planned::Write(100)].map(Some);
         assert_eq!(faults.planned[..5], [&expected[..], &[None]].concat());
         assert_eq!((faults.late_tcq_ns, faults.late_mrq_ns), (0, 1_000_000_000));
+        assert_eq!((faults.register_lies.parts(), faults.write_lies.parts()), (10_000, 1_000));
         assert_eq!(faults.delay_ns, DeviceFaultSpec::DELAY_NS);
     }
 

@@ -10,6 +10,7 @@ use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Visit as Slices};
 use tofu_fabric::{Ppm, chance};
 use tofu_inspect::{Inspect, Visit};
 use tofu_sync::lock;
+use vm_memory::VolatileSlice;
 
 /// Most faults of single messages and accesses.
 pub const MOST_PLANNED: usize = 16;
@@ -31,6 +32,10 @@ pub struct DeviceFaults {
     pub read_abort: Ppm,
     /// Share of the writes to memory that fail.
     pub write_abort: Ppm,
+    /// Share of the reads of registers that give other values.
+    pub register_lies: Ppm,
+    /// Share of the writes to memory of which a byte is wrong.
+    pub write_lies: Ppm,
     /// Faults of single messages and accesses.
     pub planned: [Option<Planned>; MOST_PLANNED],
     /// Reads of registers and configuration give all ones, and writes have no effect.
@@ -97,6 +102,7 @@ pub(crate) struct Injector {
     doubled: AtomicU64,
     delayed: AtomicU64,
     aborted: AtomicU64,
+    lies: AtomicU64,
     ones: AtomicU64,
     ignored: AtomicU64,
 }
@@ -201,6 +207,41 @@ impl Injector {
         }
     }
 
+    /// Replaces what a register has by something else, in its share of the cases.
+    pub(crate) fn read(&self, data: &mut [u8]) {
+        if !self.are_set() {
+            return;
+        }
+        let register_lies = self.faults().register_lies;
+        if register_lies == Ppm::NEVER || !register_lies.hits(self.random()) {
+            return;
+        }
+        self.lies.fetch_add(1, Relaxed);
+        let other = self.random().to_le_bytes();
+        data.iter_mut().zip(other).for_each(|(byte, other)| *byte = other);
+    }
+
+    /// Returns true if a byte of a write to memory is wrong.
+    fn lies(&self) -> bool {
+        let write_lies = self.faults().write_lies;
+        let lies = write_lies != Ppm::NEVER && write_lies.hits(self.random());
+        if lies {
+            self.lies.fetch_add(1, Relaxed);
+        }
+        lies
+    }
+
+    /// Changes a byte of memory that was written.
+    fn damage(&self, slice: &VolatileSlice<'_>) {
+        let random = self.random();
+        let at = (random >> 8) as usize % slice.len().max(1);
+        let mut byte = [0];
+        if let Ok(place) = slice.subslice(at, 1) {
+            place.copy_to(&mut byte);
+            place.copy_from(&[byte[0] ^ (random as u8 | 1)]);
+        }
+    }
+
     /// Returns true if an access to memory fails.
     fn aborts(&self, access: Access) -> bool {
         let faults = self.faults();
@@ -256,6 +297,8 @@ impl Inspect for Injector {
             delay_ns,
             read_abort,
             write_abort,
+            register_lies,
+            write_lies,
             planned,
             gone: _,
             stuck,
@@ -274,6 +317,8 @@ impl Inspect for Injector {
             tree.add("delay_ns", &delay_ns);
             tree.add("read_abort_ppm", &read_abort.parts());
             tree.add("write_abort_ppm", &write_abort.parts());
+            tree.add("register_lies_ppm", &register_lies.parts());
+            tree.add("write_lies_ppm", &write_lies.parts());
             tree.add("planned", &planned.iter().flatten().count());
             tree.add("late_tcq_ns", &late_tcq_ns);
             tree.add("late_mrq_ns", &late_mrq_ns);
@@ -283,6 +328,7 @@ impl Inspect for Injector {
                 ("messages_doubled", &self.doubled),
                 ("messages_delayed", &self.delayed),
                 ("accesses_aborted", &self.aborted),
+                ("lies", &self.lies),
                 ("accesses_of_none", &self.ones),
                 ("disables_ignored", &self.ignored),
             ] {
@@ -293,11 +339,12 @@ impl Inspect for Injector {
 }
 
 impl DeviceFaults {
-    /// Returns true if accesses to memory can fail.
-    pub(crate) fn abort_accesses(&self) -> bool {
+    /// Returns true if accesses to memory can fail or be wrong.
+    pub(crate) fn concern_memory(&self) -> bool {
         let planned = |planned: &Planned| matches!(planned, Planned::Read(_) | Planned::Write(_));
         self.read_abort != Ppm::NEVER
             || self.write_abort != Ppm::NEVER
+            || self.write_lies != Ppm::NEVER
             || self.planned.iter().flatten().any(planned)
     }
 }
@@ -317,7 +364,13 @@ impl DmaMemory for Refusing {
         if self.faults.aborts(access) {
             return Err(DmaError { addr, len });
         }
-        self.memory.access(addr, len, access, f)
+        if !access.writes() || !self.faults.lies() {
+            return self.memory.access(addr, len, access, f);
+        }
+        self.memory.access(addr, len, access, &mut |slice| {
+            f(slice);
+            self.faults.damage(&slice);
+        })
     }
 }
 
@@ -373,7 +426,7 @@ mod tests {
         let mut faults = DeviceFaults::default();
         faults.planned[0] = Some(Planned::Write(2));
         injector.set(faults);
-        assert!(faults.abort_accesses());
+        assert!(faults.concern_memory());
         let aborts = [Access::Write, Access::Read, Access::Write, Access::Write]
             .map(|access| injector.aborts(access));
         assert_eq!(aborts, [false, false, true, false]);
@@ -391,6 +444,30 @@ mod tests {
         let all = DeviceFaults { msix_doubled: Ppm::ALWAYS, ..DeviceFaults::default() };
         assert_eq!(fates(all), [Fate::Doubled; 1000]);
         assert_eq!(fates(DeviceFaults::default()), [Fate::Sent; 1000]);
+    }
+
+    #[test]
+    fn lies_follow_their_share() {
+        let injector = Injector::default();
+        let read = |injector: &Injector| {
+            let mut data = [0x5a; 8];
+            injector.read(&mut data);
+            data
+        };
+        assert_eq!(read(&injector), [0x5a; 8]);
+        let faults = DeviceFaults { register_lies: Ppm::ALWAYS, ..DeviceFaults::default() };
+        injector.set(faults);
+        let lie = read(&injector);
+        assert_ne!(lie, [0x5a; 8]);
+        injector.set(faults);
+        assert_eq!(read(&injector), lie, "the seed decides");
+        assert!(!faults.concern_memory() && !injector.lies());
+
+        injector.set(DeviceFaults { write_lies: Ppm::ALWAYS, ..DeviceFaults::default() });
+        assert!(injector.lies());
+        let mut memory = [7; 16];
+        injector.damage(&VolatileSlice::from(&mut memory[..]));
+        assert_eq!(memory.iter().filter(|byte| **byte != 7).count(), 1);
     }
 
     #[test]

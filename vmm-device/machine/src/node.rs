@@ -255,7 +255,7 @@ impl Node {
     pub fn set_faults(&self, faults: DeviceFaults) {
         self.icc.hold_entries(faults.late_tcq_ns, faults.late_mrq_ns);
         self.host.faults.set(faults);
-        self.icc.refuse_accesses(faults.abort_accesses());
+        self.icc.refuse_accesses(faults.concern_memory());
         if faults == DeviceFaults::default() {
             self.send_due(u64::MAX);
         }
@@ -515,6 +515,7 @@ impl EndpointDevice for Node {
                 data.fill(0xff);
             } else {
                 self.icc.bar_read(offset, data);
+                self.host.faults.read(data);
             }
         } else {
             data.fill(0xff);

@@ -41,11 +41,12 @@ pub(crate) enum FaultCommand {
     ///
     /// msix-lost, msix-doubled and msix-delayed are shares of interrupts that are lost, sent twice
     /// or sent later by delay (10 ms); read-abort and write-abort: shares of accesses to memory
-    /// that fail; gone: reads give all ones and writes have no effect; stuck: control queues do not
-    /// stop; endless-reset: from the next function level reset on the device is gone; late: TCQ and
-    /// MRQ entries that ask for no interrupt come this much later, and with late-tcq or late-mrq
-    /// those of one queue only, so that notices and completions change places; seed: where the
-    /// random numbers begin.
+    /// that fail; register-lies and write-lies: shares of reads of registers that give other
+    /// values, and of writes to memory of which a byte is wrong; gone: reads give all ones and
+    /// writes have no effect; stuck: control queues do not stop; endless-reset: from the next
+    /// function level reset on the device is gone; late: TCQ and MRQ entries that ask for no
+    /// interrupt come this much later, and with late-tcq or late-mrq those of one queue only, so
+    /// that notices and completions change places; seed: where the random numbers begin.
     ///
     /// Single events: msix@9#3=lost (or doubled, or delayed) is the third message of vector 9,
     /// read#5=abort the fifth read of memory, write#5=abort the fifth write, each counted from now
@@ -57,7 +58,7 @@ pub(crate) enum FaultCommand {
         #[arg(value_name = "NODE")]
         node: String,
         /// Faults, separated by commas: msix-lost=5%, msix-doubled=5%, msix-delayed=5%, delay=10ms,
-        /// read-abort=1%, write-abort=1%, gone, stuck, endless-reset, late=20ms, seed=N and single
+        /// read-abort=1%, write-abort=1%, register-lies=1%, write-lies=1%, gone, stuck, endless-reset, late=20ms, seed=N and single
         /// events; or off
         #[arg(value_name = "FAULTS", required_unless_present = "plan")]
         faults: Option<String>,
