@@ -25,6 +25,7 @@ use tofu_ipotofu::dead_links_met;
 use crate::engine::{now_ns, Health};
 use crate::ids::{GateId, GateSet, QueueId};
 use crate::registers::{Register, BAR_BYTES};
+use crate::shim;
 use crate::users::Users;
 
 /// The time for which the driver waits for the device, as the public driver does. The answer
@@ -33,12 +34,25 @@ const PATIENCE: Delta = Delta::from_millis(3000);
 /// The shortest time between two messages of what other nodes cause.
 const LOG_INTERVAL_NS: u64 = 5_000_000_000;
 
+/// The state of a device, as the driver finds it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// It has what it was told.
+    AsSet,
+    /// It has forgotten it: something has reset it, of which the kernel knows nothing.
+    Blank,
+    /// It does not answer.
+    Gone,
+}
+
 /// A node's controller.
 #[pin_data]
 pub(crate) struct Device {
     pdev: &'static pci::Device<kernel::device::Bound>,
     bar: pci::Bar<'static, BAR_BYTES>,
-    vectors: Option<pci::IrqVectorRegistration<'static>>,
+    /// None without interrupts, and when the driver has left the function.
+    #[pin]
+    vectors: Mutex<Option<pci::IrqVectorRegistration<'static>>>,
     bar_addr: u64,
     coords: Coords,
     generation: Generation,
@@ -53,6 +67,9 @@ pub(crate) struct Device {
     health: Mutex<Option<Arc<Health>>>,
     /// Even, or odd while the function is being reset. It never returns to an earlier value.
     epoch: Atomic<u64>,
+    /// Not 0 from when the device was found gone until it was reset. What a device reads as that
+    /// sleeps is up to the platform.
+    gone: Atomic<u64>,
     /// Pages that processes have pinned.
     pub(crate) pinned: Atomic<usize>,
     /// Pages that are charged to users: those, and what the kernel has for them.
@@ -109,7 +126,7 @@ impl Device {
             pin_init!(Self {
                 pdev: bound,
                 bar,
-                vectors,
+                vectors <- new_mutex!(vectors),
                 bar_addr,
                 coords: NodeAddress(address).coords(),
                 generation,
@@ -117,6 +134,7 @@ impl Device {
                 gates <- new_mutex!(GateSet::default()),
                 health <- new_mutex!(None),
                 epoch: Atomic::new(0),
+                gone: Atomic::new(0),
                 pinned: Atomic::new(0),
                 charged: Atomic::new(0),
                 faults: Atomic::new(0),
@@ -170,13 +188,27 @@ impl Device {
         begins
     }
 
+    /// The state that the device is found in. The caller holds the function's lock.
+    pub(crate) fn presence(&self) -> Presence {
+        // SAFETY: the function is there as long as this is.
+        let is_awake = unsafe { shim::tofu_shim_is_awake(self.raw_function()) };
+        if !is_awake {
+            Presence::Gone
+        } else if self.read(TniId::ALL[0], TniReg::Enable) == 1 {
+            Presence::AsSet
+        } else {
+            Presence::Blank
+        }
+    }
+
     /// The function was reset: lets packets in again. One caller at a time.
     ///
     /// # Errors
     ///
     /// `ENODEV` if there is no answer from the device: for all others it is being reset still.
     pub(crate) fn end_reset(&self) -> Result {
-        if self.read((), TofuReg::NodeAddress) == u64::MAX {
+        self.gone.store(0, Relaxed);
+        if !self.answers() {
             return Err(ENODEV);
         }
         self.let_packets_in();
@@ -262,6 +294,24 @@ impl Device {
         self.bar_addr + doorbell.into().page(tni)
     }
 
+    /// Returns true if the device answers.
+    pub(crate) fn answers(&self) -> bool {
+        self.gone.load(Relaxed) == 0 && self.read((), TofuReg::NodeAddress) != u64::MAX
+    }
+
+    /// The device does not answer, from here on until the end of a reset.
+    pub(crate) fn set_gone(&self) {
+        self.gone.store(1, Relaxed);
+    }
+
+    /// The reason, in a message, for which a queue was not seen to stop.
+    pub(crate) fn why_not_stopped(&self) -> &'static str {
+        match self.answers() {
+            true => "does not stop",
+            false => "is gone with the device",
+        }
+    }
+
     /// Reads a register; all ones from a device that is gone.
     pub(crate) fn read<R: Register>(&self, unit: R::Unit, reg: R) -> u64 {
         at(unit, reg, &self.bar).read_val()
@@ -292,7 +342,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` after 3 s.
+    /// `ETIMEDOUT` after 3 s, `ENODEV` if the device is gone.
     pub(crate) fn wait<R: Register>(
         &self,
         unit: R::Unit,
@@ -300,7 +350,11 @@ impl Device {
         wanted: impl Fn(u64) -> bool,
     ) -> Result {
         let delay = Delta::from_micros(20);
-        let value = || Ok(self.read(unit, reg));
+        let value = || match self.read(unit, reg) {
+            u64::MAX => Err(ENODEV),
+            _ if self.gone.load(Relaxed) != 0 => Err(ENODEV),
+            value => Ok(value),
+        };
         read_poll_timeout(value, |v| wanted(*v), delay, PATIENCE).map(drop)
     }
 
@@ -397,10 +451,18 @@ impl Device {
     /// The interrupt of a vector; `None` if the kernel did not have enough of them. Its handler
     /// must hold a reference to the device.
     pub(crate) fn vector(&self, vector: u16) -> Option<IrqRequest<'static>> {
-        let vectors = core::ptr::from_ref(self.vectors.as_ref()?);
-        // SAFETY: handlers hold a reference to the device and go before it.
+        let vectors = core::ptr::from_ref(self.vectors.lock().as_ref()?);
+        // SAFETY: it stays where it is. Handlers hold a reference to the device, and go before it
+        // and before `free_vectors`.
         let vectors: &'static pci::IrqVectorRegistration<'static> = unsafe { &*vectors };
         vectors.index(vector.into()).ok().map(Into::into)
+    }
+
+    /// Gives the interrupts back, of which no handler is left. The device itself stays if memory was
+    /// lost to it.
+    pub(crate) fn free_vectors(&self) {
+        let vectors = self.vectors.lock().take();
+        drop(vectors);
     }
 
     /// Stops all TNIs.

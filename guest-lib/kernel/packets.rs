@@ -449,8 +449,9 @@ impl Drop for Sender {
         if self.device.enable_cq(self.id, false).is_err() {
             dev_err!(
                 self.device.pdev(),
-                "{} does not stop: its memory is lost\n",
-                self.id
+                "{} {}: its memory is lost\n",
+                self.id,
+                self.device.why_not_stopped()
             );
             core::mem::forget(self.memory.take());
         }

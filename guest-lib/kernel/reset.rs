@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Resets of the function, by whomever, and suspends: the device forgets all that it was told. The
-//! kernel's own queues are made anew; those of processes are theirs to open again.
+//! Resets of the function, by whomever, suspends, and devices that are gone for a while: the device
+//! forgets all that it was told. The kernel's own queues are made anew; those of processes are
+//! theirs to open again.
+//!
+//! The kernel tells of what it does itself. Of a function that a program has reset or put to sleep
+//! by its configuration, or that was pulled out, it knows nothing, so the device is looked at every
+//! second.
 
 use kernel::ffi::c_void;
 use kernel::prelude::*;
 use kernel::sync::Arc;
 
+use crate::device::Presence;
 use crate::netdev::Interfaces;
 use crate::opened::Opened;
 use crate::shim;
@@ -78,6 +84,39 @@ impl Watched {
             }
         }
     }
+}
+
+impl Watched {
+    /// Finds out whether the device is as the driver has left it.
+    fn look(&self) {
+        let device = &self.opened.device;
+        let was_lost = device.epoch().is_err();
+        match (device.presence(), was_lost) {
+            (Presence::AsSet, false) | (Presence::Gone, true) => return,
+            (Presence::Gone, false) => {
+                dev_err!(device.pdev(), "no answer any more from the device\n");
+                device.set_gone();
+                self.prepare();
+                return;
+            }
+            (Presence::Blank, false) => {
+                dev_err!(device.pdev(), "something else has reset the device\n");
+                self.prepare();
+            }
+            (_, true) => dev_info!(device.pdev(), "the device answers again\n"),
+        }
+        // SAFETY: the caller of `tofu_rs_look` holds the function's lock.
+        unsafe { shim::tofu_shim_recover(device.raw_function()) };
+    }
+}
+
+/// # Safety
+///
+/// As for [`tofu_rs_reset_prepare`].
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_look(data: *mut c_void) {
+    // SAFETY: `data` is of a watch that is there, by this function's contract.
+    unsafe { &*data.cast::<Watched>() }.look();
 }
 
 /// # Safety

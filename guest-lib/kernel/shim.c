@@ -15,7 +15,9 @@
 #include <linux/proc_fs.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/user.h>
+#include <linux/slab.h>
 #include <linux/vmalloc.h>
+#include <linux/workqueue.h>
 
 #include "shim.h"
 #include "trace.h"
@@ -223,7 +225,41 @@ void tofu_shim_trace_gate_fault(u8 tni, u8 bg, u32 channel, u64 requests)
 static struct {
 	struct pci_dev *pdev;
 	void *data;
+	/* The configuration when the driver had set it up; NULL without memory. */
+	struct pci_saved_state *saved;
 } watched;
+
+static void look(struct work_struct *work);
+static DECLARE_DELAYED_WORK(looks, look);
+
+/* Not while the system is suspended. */
+static void look_later(void)
+{
+	queue_delayed_work(system_freezable_wq, &looks, round_jiffies_relative(HZ));
+}
+
+static void look(struct work_struct *work)
+{
+	struct pci_dev *pdev = watched.pdev;
+
+	/* Who has the lock resets the function, or takes it away and waits for this work. */
+	if (device_trylock(&pdev->dev)) {
+		tofu_rs_look(watched.data);
+		device_unlock(&pdev->dev);
+	}
+	look_later();
+}
+
+bool tofu_shim_is_awake(struct pci_dev *pdev)
+{
+	u16 vendor, control = PCI_D0;
+
+	pci_read_config_word(pdev, PCI_VENDOR_ID, &vendor);
+	if (pdev->pm_cap)
+		pci_read_config_word(pdev, pdev->pm_cap + PCI_PM_CTRL, &control);
+	return vendor == pdev->vendor && (control & PCI_PM_CTRL_STATE_MASK) == PCI_D0 &&
+	       !pci_channel_offline(pdev);
+}
 
 static void reset_prepare(struct pci_dev *pdev)
 {
@@ -268,11 +304,23 @@ static int suspend(struct device *dev)
 	return 0;
 }
 
+/* It may have kept its state or lost it. Where it cannot be reset, it is taken as it is. */
+static void reset_anew(struct pci_dev *pdev)
+{
+	if (pci_reset_function_locked(pdev))
+		reset_done(pdev);
+}
+
+void tofu_shim_recover(struct pci_dev *pdev)
+{
+	if (watched.saved && !pci_load_saved_state(pdev, watched.saved))
+		pci_restore_state(pdev);
+	reset_anew(pdev);
+}
+
 static int resume(struct device *dev)
 {
-	/* It may have kept its state or lost it. Where it cannot be reset, it is taken as it is. */
-	if (pci_reset_function_locked(to_pci_dev(dev)))
-		reset_done(to_pci_dev(dev));
+	reset_anew(to_pci_dev(dev));
 	return 0;
 }
 
@@ -282,12 +330,20 @@ void tofu_shim_watch_resets(struct pci_dev *pdev, void *data)
 {
 	watched.pdev = pdev;
 	watched.data = data;
+	pci_save_state(pdev);
+	watched.saved = pci_store_saved_state(pdev);
+	/* A suspend saves anew. */
+	pdev->state_saved = false;
 	/* The bindings register a driver without these. */
 	pdev->driver->err_handler = &error_handlers;
 	pdev->driver->driver.pm = pm_sleep_ptr(&pm_ops);
+	look_later();
 }
 
 void tofu_shim_unwatch_resets(void)
 {
+	cancel_delayed_work_sync(&looks);
 	watched.pdev = NULL;
+	kfree(watched.saved);
+	watched.saved = NULL;
 }

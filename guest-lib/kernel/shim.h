@@ -54,8 +54,17 @@ void tofu_shim_signal(struct pid *pid, const struct mm_struct *mm, const struct 
  */
 void tofu_rs_reset_prepare(void *data);
 void tofu_rs_reset_done(void *data);
+/* Every second, with the function's lock held as in the others. */
+void tofu_rs_look(void *data);
 void tofu_shim_watch_resets(struct pci_dev *pdev, void *data);
 void tofu_shim_unwatch_resets(void);
+/*
+ * Whether the function answers to configuration requests, and neither is in a state of low power
+ * nor recovers from an error.
+ */
+bool tofu_shim_is_awake(struct pci_dev *pdev);
+/* Gives the function its configuration back and resets it. For tofu_rs_look() only. */
+void tofu_shim_recover(struct pci_dev *pdev);
 
 void tofu_shim_trace_gate_fault(u8 tni, u8 bg, u32 channel, u64 requests);
 

@@ -10,7 +10,7 @@ use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 
 use tofu_abi::irq::{CqsIrqs, PortRequest, TniIrqs, TnrIrqs};
-use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, PortReg, TniReg, TniState, TofuReg};
+use tofu_abi::regs::{CqReg, CqsReg, CqsStatus, PortReg, TniReg, TniState};
 use tofu_abi::topology::Port;
 use tofu_abi::TniId;
 
@@ -76,11 +76,11 @@ fn has_stopped(device: &Device, tni: TniId) -> bool {
 /// has stopped), then a line for each reason.
 fn health(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let device = &opened.device;
+    if !device.answers() {
+        return writeln!(f, "state failed\ndevice no answer");
+    }
     if device.epoch().is_err() {
         return writeln!(f, "state failed\ndevice reset");
-    }
-    if device.read((), TofuReg::NodeAddress) == u64::MAX {
-        return writeln!(f, "state failed\ndevice no answer");
     }
     let links = device.link_requests();
     let mut tnis = device.description().tni_ids();

@@ -127,7 +127,17 @@ struct Bound {
     _stats: Option<stats::Files>,
     _files: files::Files,
     device: Arc<Device>,
+    _vectors: Vectors,
     _enabled: Enabled,
+}
+
+/// The interrupts of a device. Dropping it gives them back.
+struct Vectors(Arc<Device>);
+
+impl Drop for Vectors {
+    fn drop(&mut self) {
+        self.0.free_vectors();
+    }
 }
 
 impl pci::Driver for TofuDriver {
@@ -152,6 +162,7 @@ impl pci::Driver for TofuDriver {
                 // The device works without them.
                 _stats: stats::files(&opened).ok(),
                 _files: files,
+                _vectors: Vectors(device.clone()),
                 device,
                 _enabled: enabled,
             })))

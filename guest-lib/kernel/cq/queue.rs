@@ -288,7 +288,8 @@ impl Cq {
         self.device.write(self.id, CqsReg::SteeringTableEnable, 0);
         let stopped = self.device.enable_cq(self.id, false);
         if stopped.is_err() {
-            dev_err!(self.device.pdev(), "{}: does not stop\n", self.id);
+            let why = self.device.why_not_stopped();
+            dev_err!(self.device.pdev(), "{}: {}\n", self.id, why);
         }
         stopped.is_ok()
     }

@@ -343,7 +343,9 @@ static void reset(void)
     OK(utofu_dereg_mem(vcq, mine_at, 0));
     OK(tofu_coll_free(pair));
     OK(utofu_free_vcq(vcq));
-    OK(utofu_create_vcq_with_cmp_id(0, COMPONENT, 0, &vcq));
+    /* The device may be gone still. */
+    while (utofu_create_vcq_with_cmp_id(0, COMPONENT, 0, &vcq) != UTOFU_SUCCESS)
+        wait_a_little("no other queue");
     OK(utofu_reg_mem(vcq, &mine, sizeof mine, 0, &mine_at));
     mine.here[calls][0] = 1;
     put(1, &mine.here[calls][0], sizeof mine.here[calls][0]);

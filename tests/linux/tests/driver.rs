@@ -5,7 +5,8 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tofu_abi::Generation;
@@ -15,6 +16,9 @@ use tofu_linux_tests::driver::{
     passed, passes,
 };
 use tofu_linux_tests::{MOMENT, PATIENCE, Running, skip, sorted, wait_for};
+
+/// Longer than the driver takes to find out that the device has changed.
+const UNSEEN: Duration = Duration::from_secs(3);
 
 /// Starts to trace the driver's events; `false`, after a message, if the kernel cannot.
 fn trace(nodes: &Nodes) -> bool {
@@ -146,11 +150,79 @@ fn utofu_resets_and_forks(nodes: &Nodes) {
     assert_eq!(waits.line(), "0: waits\n");
     let reset = "sleep 1; echo 1 | tee /sys/bus/pci/drivers/tofu/*:*/reset";
     nodes.place.exec("0", &["sh", "-c", reset]).ok();
-    let said = waits.end(PATIENCE).ok();
-    assert_eq!(said, "0: waits\n0: lost its queue and barrier, and has others\n");
+    starts_over(waits);
     utofu_test(nodes, "fork");
     assert_eq!(nodes.job(&["-n", "1", "--no-prefix", "./fork", "-7"], PATIENCE), ["ok"]);
     assert_eq!(nodes.job(&["-n", "1", "--no-prefix", "./fork"], PATIENCE), ["ok"]);
+}
+
+/// The job `barriers reset` has found out that it has lost its queue, and got another one.
+fn starts_over(waits: Running) {
+    let said = waits.end(PATIENCE).ok();
+    assert_eq!(said, "0: waits\n0: lost its queue and barrier, and has others\n");
+}
+
+/// Sets D to the folder of the device of a node.
+const FOLDER: &str = "D=$(readlink -f /sys/bus/pci/drivers/tofu/*:*)";
+/// Functions that write a byte of the configuration: of Power Management's control, and of PCI
+/// Express's device control.
+const CONFIGURE: &str = "put() { printf \"$2\" | dd of=$D/config bs=1 seek=$1 count=1 conv=notrunc; }; \
+                         power() { put 68 $1; }; flr() { put 89 '\\250'; }";
+
+/// Changes of the device of which the kernel knows nothing are found out: a process learns that its
+/// queue is lost, `health` tells the state, and afterwards all works again. None of them leaves a
+/// process waiting.
+#[test]
+fn changes_that_nothing_tells_of_are_found() {
+    const TEST: &str = "changes_that_nothing_tells_of_are_found";
+    let Some(nodes) = Nodes::boot(TEST, Generation::Fugaku) else { return };
+    let place = &nodes.place;
+    nodes.sdk.compile("programs/barriers.c", &["-ltofucom", "-ltofutop"]);
+    place.shell(0, "mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null; true");
+    let health = || place.shell(0, "head -n 2 /sys/kernel/debug/tofu/health");
+    let is_gone = || health() == "state failed\ndevice no answer\n";
+    let fault = |faults| place.run(&["fault", "device", "0", faults]).ok();
+    let configure = |script| place.shell(0, &format!("{FOLDER}; {CONFIGURE}; {script}"));
+    for change in ["gone", "removed", "D3hot", "flr"] {
+        // What the device keeps for itself when it is gone counts as leaked.
+        if ["gone", "removed"].contains(&change) && image().contains("debug") {
+            continue;
+        }
+        // A process that lives through a removal does not find the new device.
+        let waits = (change != "removed").then(|| {
+            let waits = nodes.sdk.command(place, &["run", "-n", "2", "./barriers", "reset"]);
+            let mut waits = Running::start(waits, b"");
+            assert_eq!(waits.line(), "0: waits\n");
+            waits
+        });
+        match change {
+            "flr" => drop(configure("flr")),
+            "D3hot" => {
+                configure(r"power '\3'");
+                wait_for("health to say that the device is gone", MOMENT, is_gone);
+                thread::sleep(UNSEEN);
+                configure(r"power '\0'");
+            }
+            _ => {
+                fault("gone");
+                wait_for("health to say that the device is gone", MOMENT, is_gone);
+                thread::sleep(UNSEEN);
+                if change == "removed" {
+                    place.shell(0, &format!("{FOLDER}; echo 1 >$D/remove; [ ! -e /proc/tofu ]"));
+                }
+                fault("off");
+                place.shell(0, "[ -e /proc/tofu ] || echo 1 >/sys/bus/pci/rescan");
+            }
+        }
+        waits.map(starts_over);
+        wait_for("health", MOMENT, || health().starts_with("state ok\n"));
+        place.exec("0", &["tofu-guest", "exercise"]).ok();
+        let answers = || place.exec("0", &["ping", "-c1", "-W2", "n1"]).code == Some(0);
+        wait_for("tofu0", MOMENT, answers);
+    }
+    is_well(place, "0");
+    place.run(&["down"]).ok();
+    place.is_clean();
 }
 
 /// `utofu-perf` between the nodes prints all the figures that it is asked for.
