@@ -141,7 +141,8 @@ fn access_that_fails_ends_its_command() {
     });
 }
 
-/// With any seed a driver under a device that lies gets errors or wrong results, but comes to an end.
+/// With any seed a driver under a device that lies gets errors or wrong results, but comes to an
+/// end.
 #[test]
 fn device_that_lies_hangs_no_driver() {
     let some = Ppm::new(200_000).unwrap();

@@ -14,7 +14,8 @@ pub struct DeviceFaultSpec(pub DeviceFaults);
 
 impl DeviceFaultSpec {
     const ALLOWED: &str = "off, or a list of msix-lost, msix-doubled, msix-delayed, read-abort, \
-         write-abort, register-lies and write-lies with a share from 0% to 100%, gone, stuck, endless-reset, late, late-tcq, \
+         write-abort, register-lies and write-lies with a share from 0% to 100%, gone, stuck, \
+         endless-reset, late, late-tcq, \
          late-mrq and delay with a time up to 24h, seed with a whole number, and at most 16 of \
          msix@VECTOR#N=lost (or doubled, or delayed), read#N=abort and write#N=abort, such as \
          \"msix-lost=5%,msix@9#3=lost,late=20ms,seed=7\"";

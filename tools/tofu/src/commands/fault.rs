@@ -58,7 +58,8 @@ pub(crate) enum FaultCommand {
         #[arg(value_name = "NODE")]
         node: String,
         /// Faults, separated by commas: msix-lost=5%, msix-doubled=5%, msix-delayed=5%, delay=10ms,
-        /// read-abort=1%, write-abort=1%, register-lies=1%, write-lies=1%, gone, stuck, endless-reset, late=20ms, seed=N and single
+        /// read-abort=1%, write-abort=1%, register-lies=1%, write-lies=1%, gone, stuck,
+        /// endless-reset, late=20ms, seed=N and single
         /// events; or off
         #[arg(value_name = "FAULTS", required_unless_present = "plan")]
         faults: Option<String>,
