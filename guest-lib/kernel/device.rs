@@ -458,8 +458,8 @@ impl Device {
         vectors.index(vector.into()).ok().map(Into::into)
     }
 
-    /// Gives the interrupts back, of which no handler is left. The device itself stays if memory was
-    /// lost to it.
+    /// Gives the interrupts back, of which no handler is left. The device itself stays if memory
+    /// was lost to it.
     pub(crate) fn free_vectors(&self) {
         let vectors = self.vectors.lock().take();
         drop(vectors);

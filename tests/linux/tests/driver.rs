@@ -166,7 +166,8 @@ fn starts_over(waits: Running) {
 const FOLDER: &str = "D=$(readlink -f /sys/bus/pci/drivers/tofu/*:*)";
 /// Functions that write a byte of the configuration: of Power Management's control, and of PCI
 /// Express's device control.
-const CONFIGURE: &str = "put() { printf \"$2\" | dd of=$D/config bs=1 seek=$1 count=1 conv=notrunc; }; \
+const CONFIGURE: &str = "put() { printf \"$2\" | \
+                             dd of=$D/config bs=1 seek=$1 count=1 conv=notrunc; }; \
                          power() { put 68 $1; }; flr() { put 89 '\\250'; }";
 
 /// Changes of the device of which the kernel knows nothing are found out: a process learns that its
