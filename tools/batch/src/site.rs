@@ -1,4 +1,4 @@
-//! What stands in for scripts and tools of the site that jobs call. They change nothing, so that a
+//! Stand-ins for scripts and tools of the site that jobs call. They change nothing, so that a
 //! script runs on. They come last in a job's `PATH`: a tool that this host has is used.
 
 /// Says that it does nothing.

@@ -77,7 +77,7 @@ struct View {
     list: bool,
     summary: bool,
     data: bool,
-    /// What is between the columns of `data`.
+    /// The text between the columns of `data`.
     delimiter: String,
     columns: Vec<usize>,
     /// Columns with the texts of which a shown job has one.
