@@ -65,7 +65,7 @@ fn ids(seen: &mut Seen) {
     seen.error(Code::InvalidPathId, id.path_of_id(16));
     seen.error(Code::InvalidStag, Stadd::reserved(id, 256));
     seen.error(Code::InvalidStadd, Stadd::check(1 << 63, "x"));
-    seen.error(Code::NotAvailable, DeviceShare::new(0, 37));
+    seen.error(Code::NotAvailable, DeviceShare::new(0, 49));
     seen.error(Code::NotAvailable, DeviceShare::new(36, 36));
 }
 

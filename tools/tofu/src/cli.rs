@@ -75,10 +75,14 @@ pub(crate) struct Cli {
 const WIDTH: usize = 100;
 
 /// The commands by task, in the order in which help lists them.
-const GROUPS: [(&str, &[&str]); 8] = [
+const GROUPS: [(&str, &[&str]); 9] = [
     ("Machines", &["doctor", "up", "ps", "down", "image", "serve"]),
     ("Nodes", &["exec", "console", "cp", "forward", "hosts", "restart", "pause", "resume"]),
-    ("Programs", &["run", "sdk", "map", "guest", "mpiexec", "pjsub", "pjstat", "pjdel", "pjwait"]),
+    ("Programs", &["run", "sdk", "map", "guest", "mpiexec"]),
+    (
+        "Jobs",
+        &["pjsub", "pjstat", "pjdel", "pjwait", "pjhold", "pjrls", "pjalter", "pjshowrsc", "pjacl"],
+    ),
     ("Drivers", &["prove", "regs", "inspect", "gdb"]),
     ("Failures", &["node", "board", "link", "fault"]),
     ("Watching", &["top", "view", "stats", "events", "capture", "trace"]),

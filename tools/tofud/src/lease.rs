@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(join(&mut leases, 8, Some((3, 8))), Err(Refusal::InUse));
         assert!(leases.of(id(8)).is_empty(), "nothing is given");
         assert_eq!(join(&mut leases, 8, None), Err(Refusal::NoneLeft));
-        for place in [(0, 0), (8, 8), (0, 37)] {
+        for place in [(0, 0), (8, 8), (0, 49)] {
             assert_eq!(join(&mut leases, 8, Some(place)), Err(Refusal::Wrong), "{place:?}");
         }
         leases.end(id(3), &[]);

@@ -251,9 +251,9 @@ fn missing_device_is_reported_with_advice() {
     if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
         assert!(output.starts_with("-7 ") && output.contains("TOFU_SHAPE"), "{output}");
     }
-    let wrong = [("TOFU_PROVIDER", "inproc"), ("TOFU_PPN", "37")];
+    let wrong = [("TOFU_PROVIDER", "inproc"), ("TOFU_PPN", "49")];
     if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {
-        assert!(output.starts_with("-7 ") && output.contains("37"), "{output}");
+        assert!(output.starts_with("-7 ") && output.contains("49"), "{output}");
     }
     let wrong = [("TOFU_PROVIDER", "inproc"), ("UTOFU_SPLIT_PUTS", "long")];
     if let Some(output) = build_and_run(&test_source("nodevice.c"), &wrong) {

@@ -50,14 +50,14 @@ fn every_command_has_a_manual_page() {
     let folder = place.path().join("man1");
     place.run(&["man", folder.to_str().unwrap()]).ok();
     let page = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
-    // The commands that `tofu --help` lists, one per line.
+    // The commands that `tofu --help` lists, in groups.
     let help = place.run(&["--help"]).ok();
-    let commands = help.split("Commands:\n").nth(1).unwrap().lines();
+    let commands =
+        help.split("\nMachines:\n").nth(1).unwrap().split("\nOptions:\n").next().unwrap();
     let commands: Vec<_> = commands
-        .take_while(|line| !line.is_empty())
-        .filter_map(|line| {
-            line.strip_prefix("  ")?.split(' ').next().filter(|name| !name.is_empty())
-        })
+        .lines()
+        .filter_map(|line| line.strip_prefix("  ")?.split(' ').next())
+        .filter(|name| !name.is_empty())
         .collect();
     assert!(commands.contains(&"up") && commands.len() > 20, "{commands:?}");
     for command in commands.iter().filter(|command| **command != "help") {
