@@ -146,8 +146,8 @@ fn jobs_and_their_ends(job: &Job) {
     job.nodes_are_clean();
 
     // What does not fit this machine.
-    let error = job.run(&["-n", "73", "./ring"]).error();
-    assert!(error.contains("73 ranks are too many: the machine has 2 Linux nodes"), "{error}");
+    let error = job.run(&["-n", "97", "./ring"]).error();
+    assert!(error.contains("97 ranks are too many: the machine has 2 Linux nodes"), "{error}");
     let error = job.run(&["--map", "4x3", "./ring"]).error();
     assert!(error.contains("4x3"), "{error}");
     let error = job.run(&["--machine", "other", "./ring"]).error();

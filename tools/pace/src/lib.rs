@@ -1,9 +1,9 @@
 //! The pace of guests in modelled time: what a machine and the plugin of a guest's QEMU tell each
 //! other.
 //!
-//! A [message](message) takes the guest to the machine, which is needed where something happens at
+//! A [message] takes the guest to the machine, which is needed where something happens at
 //! its node, or where it accesses its device. In between, guests keep each other's pace by
-//! [pages](pages) that they share. The manual's page on guests in modelled time has both.
+//! [pages] that they share. The manual's page on guests in modelled time has both.
 #![forbid(unsafe_code)]
 
 pub mod message;
