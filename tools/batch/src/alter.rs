@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use crate::commands::{refuse, revive, selections, split};
+use crate::commands::{named, refuse, revive, split};
 use crate::record::{Record, State};
 use crate::resources::{self, GROUPS, MOST, Resource, UNIT};
 use crate::spool::Spool;
@@ -16,10 +16,7 @@ fn change(
     from: &[State],
     each: &dyn Fn(&mut Record),
 ) -> anyhow::Result<u8> {
-    if words.is_empty() {
-        return Ok(refuse(command, 99, &"name jobs, such as 12, 12_1, 12[3-5] or 12-14"));
-    }
-    let selections = match selections(command, words) {
+    let selections = match named(command, words) {
         Ok(selections) => selections,
         Err(code) => return Ok(code),
     };
@@ -28,9 +25,9 @@ fn change(
     let records = locked.records()?;
     let mut result = 0;
     for (selection, word) in selections.iter().zip(words) {
-        let named = || records.iter().filter(|record| selection.has(record.key));
+        let chosen = || records.iter().filter(|record| selection.has(record.key));
         let mut done = false;
-        for record in named().filter(|record| from.contains(&record.state)) {
+        for record in chosen().filter(|record| from.contains(&record.state)) {
             let mut record = record.clone();
             each(&mut record);
             locked.write(&record)?;
@@ -40,7 +37,7 @@ fn change(
             writeln!(io::stdout(), "[INFO] PJM 0100 {command} Accepted job {word}.")?;
             continue;
         }
-        let why = match named().map(|record| record.state).next() {
+        let why = match chosen().map(|record| record.state).next() {
             None => format!("Job {word} does not exist."),
             Some(state) if state.is_over() => format!("Job {word} has ended."),
             Some(state) => format!("Job {word} is in state {}.", state.text()),

@@ -286,6 +286,14 @@ pub(crate) fn selections(command: &str, words: &[String]) -> Result<Vec<Selectio
     words.iter().map(read).collect()
 }
 
+/// The same of a command that needs at least one.
+pub(crate) fn named(command: &str, words: &[String]) -> Result<Vec<Selection>, u8> {
+    if words.is_empty() {
+        return Err(refuse(command, 99, &"name jobs, such as 12, 12_1, 12[3-5] or 12-14"));
+    }
+    selections(command, words)
+}
+
 /// Splits options from jobs. Returns the options with their values; those of `valued` have one.
 pub(crate) fn split<'a>(
     words: &'a [String],
@@ -321,10 +329,7 @@ pub fn pjdel(words: &[String]) -> anyhow::Result<u8> {
             return Ok(refuse("pjdel", 99, &format!("{name}: there are --enforce and --reason")));
         }
     }
-    if words.is_empty() {
-        return Ok(refuse("pjdel", 99, &"name jobs, such as 12, 12_1, 12[3-5] or 12-14"));
-    }
-    let selections = match selections("pjdel", &words) {
+    let selections = match named("pjdel", &words) {
         Ok(selections) => selections,
         Err(code) => return Ok(code),
     };
@@ -376,13 +381,10 @@ pub fn pjwait(words: &[String]) -> anyhow::Result<u8> {
             _ => return Ok(refuse("pjwait", 99, &format!("{name}: there are -w and and -w or"))),
         }
     }
-    let selections = match selections("pjwait", &words) {
+    let selections = match named("pjwait", &words) {
         Ok(selections) => selections,
         Err(code) => return Ok(code),
     };
-    if selections.is_empty() {
-        return Ok(refuse("pjwait", 99, &"name jobs, such as 12, 12_1, 12[3-5] or 12-14"));
-    }
     let spool = Spool::open()?;
     loop {
         revive(&spool)?;
