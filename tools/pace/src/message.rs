@@ -31,6 +31,16 @@ const ANSWER: usize = 16;
 /// The most vectors that an answer has.
 pub const MOST_VECTORS: usize = 64;
 
+/// The number of 4 bytes at a place of a message.
+fn word(message: &[u8], at: usize) -> u32 {
+    message[at..at + 4].iter().rfold(0, |number, byte| number << 8 | u32::from(*byte))
+}
+
+/// The number of 8 bytes at a place of a message.
+fn long(message: &[u8], at: usize) -> u64 {
+    u64::from(word(message, at + 4)) << 32 | u64::from(word(message, at))
+}
+
 /// A message of the plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
@@ -67,9 +77,13 @@ impl Message {
     pub fn receive(mut from: impl Read) -> io::Result<Self> {
         let mut bytes = [0; MESSAGE];
         from.read_exact(&mut bytes)?;
-        let word = |at: usize| bytes[at..at + 4].iter().rfold(0, |n, b| n << 8 | u32::from(*b));
-        let long = |at: usize| u64::from(word(at + 4)) << 32 | u64::from(word(at));
-        Ok(Self { kind: word(0), version: word(4), at_ns: long(8), until_ns: long(16) })
+        let word = |at| word(&bytes, at);
+        Ok(Self {
+            kind: word(0),
+            version: word(4),
+            at_ns: long(&bytes, 8),
+            until_ns: long(&bytes, 16),
+        })
     }
 }
 
@@ -134,8 +148,7 @@ impl Go {
         });
         let files: Vec<_> = files.collect();
         from.read_exact(&mut bytes[got..])?;
-        let word = |at: usize| bytes[at..at + 4].iter().rfold(0, |n, b| n << 8 | u32::from(*b));
-        let count = word(8) as usize;
+        let count = word(&bytes, 8) as usize;
         if count > MOST_VECTORS {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{count} vectors")));
         }
@@ -143,7 +156,6 @@ impl Go {
         from.read_exact(&mut vectors)?;
         let vectors = vectors.as_chunks::<4>().0.iter();
         let vectors = vectors.map(|bytes| u32::from_le_bytes(*bytes) as u16).collect();
-        let until_ns = u64::from(word(4)) << 32 | u64::from(word(0));
-        Ok((Self { until_ns, guest: word(12), vectors }, files))
+        Ok((Self { until_ns: long(&bytes, 0), guest: word(&bytes, 12), vectors }, files))
     }
 }

@@ -75,7 +75,8 @@ impl TimedMachine {
         let quantum = time.quantum.map_or(0, |quantum| quantum.0.saturating_mul(1000));
         let pages = Pages::new(guests.len(), instruction, quantum);
         let pages = pages.context("the pages of the guests")?;
-        let between = Arc::new(Between(pages, LONGEST_STEP.saturating_mul(instruction)));
+        let between =
+            Arc::new(Between { pages, longest_step: LONGEST_STEP.saturating_mul(instruction) });
         let turns = Turns::start_away(&engine, guests, Arc::clone(&between) as _);
         let turns = guests.iter().zip(turns);
         let network = TimedNetwork {

@@ -46,24 +46,27 @@ pub(super) struct Paces {
 /// The pages by which guests keep each other's pace, as the turns see them, and the longest step of
 /// a guest.
 #[derive(Debug)]
-pub(super) struct Between(pub(super) Pages, pub(super) Ps);
+pub(super) struct Between {
+    pub(super) pages: Pages,
+    pub(super) longest_step: Ps,
+}
 
 impl Away for Between {
     fn reached(&self, program: usize) -> Ps {
-        self.0.reached(program)
+        self.pages.reached(program)
     }
 
     fn report_at(&self, at: Ps) {
-        self.0.report_at(at);
+        self.pages.report_at(at);
     }
 
     fn apart(&self) -> Ps {
-        self.1
+        self.longest_step
     }
 
     fn tell(&self, outlooks: &[Outlook]) {
         let outlooks = outlooks.iter();
-        self.0.tell(outlooks.map(|&Outlook { limit, ahead, acts }| pages::Outlook {
+        self.pages.tell(outlooks.map(|&Outlook { limit, ahead, acts }| pages::Outlook {
             limit,
             ahead,
             acts,
@@ -116,7 +119,7 @@ impl Pace {
     /// The time that has passed at its node.
     pub(super) fn passed(&self, between: &Between) -> GuestPassed {
         let Spent { awake, host, steps, accesses } = *lock(&self.spent);
-        let (own, waited) = between.0.steps(self.turn.program());
+        let (own, waited) = between.pages.steps(self.turn.program());
         let (steps, host) =
             (steps.saturating_add(own), host.saturating_sub(Duration::from_nanos(waited)));
         let host_ns = u64::try_from(host.as_nanos()).unwrap_or(u64::MAX);
@@ -335,11 +338,11 @@ impl Paces {
             }
             Asked::Begin => {
                 guest.base = at_ps + self.delay(pace.node);
-                self.between.0.begin(turn.program(), guest.base);
+                self.between.pages.begin(turn.program(), guest.base);
                 let until_ns = self.leave(guest)?;
                 guest.since = Instant::now();
                 let go = Go { until_ns, guest: turn.program() as u32, vectors: Vec::new() };
-                go.send(&guest.plugin, &self.between.0.files(turn.program()))
+                go.send(&guest.plugin, &self.between.pages.files(turn.program()))
             }
             Asked::Go | Asked::Sleep(_) => {
                 let until_ns = self.leave(guest)?;
