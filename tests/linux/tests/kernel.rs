@@ -182,19 +182,27 @@ fn printed(serve: &mut Running) -> String {
     text
 }
 
-/// Nodes in modelled time measure the same in each round, on a busy host as on an idle one.
+/// Nodes in modelled time measure the same in each round, on a busy host as on an idle one. A run
+/// that was recorded comes again to the last interrupt.
 #[test]
 fn nodes_in_modelled_time_measure_the_machine() {
     const TEST: &str = "nodes_in_modelled_time_measure_the_machine";
     const TALK: [&str; 6] =
         ["pingpong", "shape=2x1x1x1x1x1", "nodes=2", "wait=poll", "count=100", "max=8"];
-    let Some(place) = Place::new(TEST, Image::Newest) else { return };
-    let image = ["--image", Image::Newest.name(), "--driver", "vfio", "--shape", "2x1x1x1x1x1"];
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", "2x1x1x1x1x1"];
     let time = ["--time", "modelled", "--ns-per-instruction", "0.3"];
     let up = [&["up", "--linux", "--detach"][..], &image, &time].concat();
-    place.run_for(&up, Duration::from_secs(400), b"").ok();
+    let record = place.file("input.jsonl");
+    place.run_for(&[&up[..], &["--record", &record]].concat(), Duration::from_secs(400), b"").ok();
     let talk = [&["exec", "--all", "--"], &TALK[..], &["json=1"]].concat();
-    let said = place.run_for(&talk, Duration::from_secs(200), b"").ok();
+    let look = ["exec", "1", "--", "sh", "-c", "dmesg; cat /proc/interrupts /proc/stat"];
+    let run = || {
+        let said = place.run_for(&talk, Duration::from_secs(200), b"").ok();
+        (said, place.run_for(&look, Duration::from_secs(100), b"").ok())
+    };
+    let recorded = run();
+    let said = &recorded.0;
     let line = said.lines().find_map(|line| Some(&line[line.find("{\"")?..])).unwrap();
     let table: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{said}"));
     let row = &table["rows"][0];
@@ -220,6 +228,15 @@ fn nodes_in_modelled_time_measure_the_machine() {
     }
     let device = place.run(&["inspect", "1", "device", "--json"]).json();
     assert!(device.is_object(), "{device}");
+    place.run(&["down"]).ok();
+
+    // Counts of interrupts, switches and ticks are those of the recorded run, so it has gone the
+    // same way.
+    place.run_for(&[&up[..], &["--replay", &record]].concat(), Duration::from_secs(400), b"").ok();
+    let replayed = run();
+    assert_eq!(replayed.0, recorded.0);
+    assert_eq!(replayed.1, recorded.1);
+    assert!(recorded.1.contains("LOC:") && recorded.1.contains("ctxt "), "{}", recorded.1);
     place.run(&["down"]).ok();
     place.is_clean();
 }

@@ -18,7 +18,7 @@ use tofu_spec::units::{
 const SETTINGS: &str = "UTOFU_";
 
 /// The clock of a machine that is started for a job.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobTime {
     /// Which clock.
     pub clock: Option<Time>,
@@ -28,17 +28,24 @@ pub struct JobTime {
     pub quantum: Option<Quantum>,
     /// The number that chooses when each guest begins in modelled time.
     pub seed: Option<u32>,
+    /// The file into which the guests' input is recorded.
+    pub record: Option<PathBuf>,
+    /// The record from which guests have their input.
+    pub replay: Option<PathBuf>,
 }
 
 impl JobTime {
     /// Returns the options of `tofu up` for it.
     pub(crate) fn options(&self) -> Vec<String> {
-        let Self { clock, ns_per_instruction, quantum, seed } = self;
+        let Self { clock, ns_per_instruction, quantum, seed, record, replay } = self;
+        let file = |option, path: &PathBuf| format!("{option}={}", path.display());
         let options = [
             clock.map(|clock| format!("--time={}", clock.name())),
             ns_per_instruction.map(|ns| format!("--ns-per-instruction={ns}")),
             quantum.map(|Quantum(ns)| format!("--quantum={ns}")),
             seed.map(|seed| format!("--seed={seed}")),
+            record.as_ref().map(|path| file("--record", path)),
+            replay.as_ref().map(|path| file("--replay", path)),
         ];
         options.into_iter().flatten().collect()
     }

@@ -9,7 +9,7 @@ use tofu_abi::Coords;
 use tofu_control::node_name;
 use tofu_control::rundir::node_file;
 use tofu_image::{Arch, BOOT_ARGUMENTS, Cache, TCG_ARGUMENTS};
-use tofu_spec::plan::{LinuxPlan, Plan, TimePlan};
+use tofu_spec::plan::{InputLog, LinuxPlan, Plan, TimePlan};
 use tofu_spec::units::BootFrom;
 use tofu_supervisor::command_line;
 use tofu_supervisor::confine::Confinement;
@@ -220,7 +220,8 @@ impl LinuxHost {
             return Ok(None);
         };
         let (machine, plugin) = (Arc::clone(machine), timekeeper::plugin()?);
-        Ok(Some(GuestTime { machine, at, plugin, instruction: time.instruction }))
+        let replays = matches!(plan.input, Some(InputLog::Replay(_)));
+        Ok(Some(GuestTime { machine, at, plugin, replays, instruction: time.instruction }))
     }
 
     /// Returns the command line of the kernel of a node that is going to be cloned.

@@ -20,6 +20,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tofu_image::Qemu;
 use tofu_sandbox::Role;
 use tofu_supervisor::console::Console;
+use tofu_supervisor::duplex::Duplex;
 use tofu_vmm::{Outcome, Vm};
 
 use crate::own::{self, Own};
@@ -74,8 +75,8 @@ impl MonitorKind {
             }
             Self::Own(own) => {
                 let started = own::start(own, setup)?;
-                let ends = [started.console, started.agent];
-                let streams = [ends[0].try_clone()?, ends[1].try_clone()?];
+                let streams = [started.console.try_clone()?, started.agent.try_clone()?];
+                let ends = [Duplex::on(started.console)?, Duplex::on(started.agent)?];
                 let monitor = Monitor::Own { vm: started.vm, streams };
                 Ok(Running { monitor, ends, memory: None })
             }
@@ -129,7 +130,7 @@ impl std::error::Error for NotReady {}
 pub(crate) struct Running {
     pub(crate) monitor: Monitor,
     /// Our ends of its console and of its agent's port.
-    pub(crate) ends: [UnixStream; 2],
+    pub(crate) ends: [Duplex; 2],
     /// Its memory, if that is shared.
     pub(crate) memory: Option<File>,
 }

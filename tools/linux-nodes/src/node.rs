@@ -155,8 +155,8 @@ impl LinuxNode {
             ended: None,
             stop: false,
         };
-        let agent = match setup.time {
-            Some(_) => Agent::in_modelled_time(),
+        let agent = match &setup.time {
+            Some(time) => Agent::in_modelled_time(time.replays),
             None => Agent::default(),
         };
         Self {

@@ -21,6 +21,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use serde_json::{Value, json};
 use tofu_image::{Arch, Qemu, Template, TemplateKey};
 use tofu_spec::units::MemorySize;
+use tofu_supervisor::duplex::Duplex;
 use tofu_supervisor::janitor;
 
 use crate::lan::{End, LanPort};
@@ -71,8 +72,8 @@ pub(crate) enum Boot<'a> {
 /// A running QEMU, with our ends of its console and of its agent's port.
 pub(crate) struct Started {
     pub(crate) child: Child,
-    pub(crate) console: UnixStream,
-    pub(crate) agent: UnixStream,
+    pub(crate) console: Duplex,
+    pub(crate) agent: Duplex,
     pub(crate) memory: File,
 }
 
@@ -84,12 +85,8 @@ pub(crate) fn start(
     group: i32,
     stderr: OwnedFd,
 ) -> anyhow::Result<Started> {
-    let (console, console_there) = UnixStream::pair().context("no sockets left")?;
-    let (agent, agent_there) = UnixStream::pair().context("no sockets left")?;
     let limits = setup.confinement.of_program();
     let mut passed = Passed::new(limits);
-    passed.at(CONSOLE, console_there);
-    passed.at(AGENT, agent_there);
     if let Some(LanPort { end: End::Socket(lan), .. }) = &setup.lan {
         passed.at(LAN, lan.try_clone()?);
     }
@@ -101,6 +98,7 @@ pub(crate) fn start(
         passed.at(PACE, pace_there);
         time.machine.keep(time.at, pace, &setup.confinement)?;
     }
+    let [console, agent] = ports(setup, &mut passed)?;
     let qemu = passed.program(qemu, setup)?;
     let khz = match &setup.time {
         Some(time) => Some(time.instruction.clock_khz()),
@@ -136,6 +134,38 @@ pub(crate) fn start(
     let child =
         command.spawn().with_context(|| format!("cannot run {}", qemu.program.display()))?;
     Ok(Started { child, console, agent, memory })
+}
+
+/// Makes the ports of a guest. In modelled time, their input comes by its pace.
+fn ports(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<[Duplex; 2]> {
+    let Some(time) = &setup.time else {
+        let ((console, console_there), (agent, agent_there)) = (Duplex::pair()?, Duplex::pair()?);
+        passed.at(CONSOLE, console_there);
+        passed.at(AGENT, agent_there);
+        return Ok([console, agent]);
+    };
+    let (console, console_there, typed) = Duplex::split()?;
+    let (agent, agent_there, asked) = Duplex::split()?;
+    passed.at(CONSOLE, console_there);
+    passed.at(AGENT, agent_there);
+    time.machine.attach(time.at, [typed, asked])?;
+    Ok([console, agent])
+}
+
+/// The arguments for the ports of a guest.
+fn port_arguments(setup: &VmSetup) -> Vec<OsString> {
+    let ports = [("console", CONSOLE), ("agent", AGENT)].into_iter();
+    let words = ports.flat_map(|(name, number)| match &setup.time {
+        None => vec!["-chardev".into(), format!("socket,id={name},fd={number}")],
+        Some(_) => vec![
+            "-add-fd".into(),
+            format!("fd={number},set={number}"),
+            "-chardev".into(),
+            // A pipe cannot be truncated.
+            format!("file,id={name},path=/dev/fdset/{number},append=on"),
+        ],
+    });
+    words.map(OsString::from).collect()
 }
 
 /// The memory of a guest. It is ours, so that a clone's can be filled and a template's saved.
@@ -314,6 +344,7 @@ fn arguments(
     passed: &mut Passed,
 ) -> anyhow::Result<Vec<OsString>> {
     let mut args = processor_arguments(setup);
+    args.extend(port_arguments(setup));
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
     add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
     // A guest that resets itself has ended, for example after a kernel panic.
@@ -331,13 +362,12 @@ fn arguments(
         (Arch::X86_64, true) => &["-device", "intel-iommu,caching-mode=on"],
         _ => &["-device", "virtio-iommu-pci"],
     });
-    add(&["-chardev", &format!("socket,id=console,fd={CONSOLE}"), "-serial", "chardev:console"]);
+    add(&["-serial", "chardev:console"]);
     match &setup.time {
         Some(time) => args.extend(in_modelled_time(time, passed)?),
         None => add(&["-device", "virtio-serial-pci", "-device", "virtio-rng-pci"]),
     }
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
-    add(&["-chardev", &format!("socket,id=agent,fd={AGENT}")]);
     add(&["-device", "virtserialport,chardev=agent,name=org.tofu.agent"]);
     add(&["-chardev", &format!("socket,id=qmp,fd={MONITOR},server=on,wait=off")]);
     add(&["-qmp", "chardev:qmp"]);

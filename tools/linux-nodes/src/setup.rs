@@ -20,6 +20,8 @@ pub(crate) struct GuestTime {
     pub(crate) at: Coords,
     /// QEMU's plugin.
     pub(crate) plugin: PathBuf,
+    /// True if it has its input from a record.
+    pub(crate) replays: bool,
     /// The modelled time of an instruction.
     pub(crate) instruction: InstructionTime,
 }

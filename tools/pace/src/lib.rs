@@ -11,6 +11,10 @@ pub mod pages;
 mod words;
 
 /// Version of the protocol.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The longest step of a guest, in nanoseconds of its clock.
 pub const LONGEST_STEP: u64 = 100_000;
+/// The streams by which a guest has input from outside: its console, and the port of its agent.
+pub const PORTS: usize = 2;
+/// The most bytes of input of a port that a guest has not taken.
+pub const INPUT: usize = 64 << 10;

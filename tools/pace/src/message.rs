@@ -12,6 +12,7 @@ use rustix::net::{
 };
 
 use crate::pages::MOST_GUESTS;
+use crate::{INPUT, PORTS};
 
 /// Begins a guest's time. Answered with the pages, when the guests of all nodes have begun.
 pub const BEGIN: u32 = 1;
@@ -26,8 +27,8 @@ pub const PASSED: u32 = 5;
 
 /// Bytes of a message of the plugin.
 const MESSAGE: usize = 24;
-/// Bytes of an answer without its vectors.
-const ANSWER: usize = 16;
+/// Bytes of an answer without its vectors and input.
+const ANSWER: usize = 24;
 /// The most vectors that an answer has.
 pub const MOST_VECTORS: usize = 64;
 
@@ -88,7 +89,7 @@ impl Message {
 }
 
 /// The machine's answer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Go {
     /// The time until which the guest may run, in nanoseconds of its clock.
     pub until_ns: u64,
@@ -96,7 +97,12 @@ pub struct Go {
     pub guest: u32,
     /// Vectors of the device that have fired.
     pub vectors: Vec<u16>,
+    /// Input that comes to each port now, at most [`INPUT`] bytes.
+    pub input: Input,
 }
+
+/// Bytes for each port of a guest.
+pub type Input = [Vec<u8>; PORTS];
 
 impl Go {
     /// Sends it, with the pages in the first answer.
@@ -109,7 +115,9 @@ impl Go {
         bytes.extend(self.until_ns.to_le_bytes());
         bytes.extend((self.vectors.len() as u32).to_le_bytes());
         bytes.extend(self.guest.to_le_bytes());
+        bytes.extend(self.input.iter().flat_map(|input| (input.len() as u32).to_le_bytes()));
         bytes.extend(self.vectors.iter().flat_map(|vector| u32::from(*vector).to_le_bytes()));
+        self.input.iter().for_each(|input| bytes.extend(input));
         let mut sent = 0;
         if !pages.is_empty() {
             let mut space =
@@ -152,10 +160,19 @@ impl Go {
         if count > MOST_VECTORS {
             return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{count} vectors")));
         }
+        let lengths = [word(&bytes, 16) as usize, word(&bytes, 20) as usize];
+        if let Some(length) = lengths.iter().find(|length| **length > INPUT) {
+            let why = format!("{length} bytes of input");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
         let mut vectors = vec![0; count * 4];
         from.read_exact(&mut vectors)?;
+        let mut input = lengths.map(|length| vec![0; length]);
+        for bytes in &mut input {
+            from.read_exact(bytes)?;
+        }
         let vectors = vectors.as_chunks::<4>().0.iter();
         let vectors = vectors.map(|bytes| u32::from_le_bytes(*bytes) as u16).collect();
-        Ok((Self { until_ns: long(&bytes, 0), guest: word(&bytes, 12), vectors }, files))
+        Ok((Self { until_ns: long(&bytes, 0), guest: word(&bytes, 12), vectors, input }, files))
     }
 }

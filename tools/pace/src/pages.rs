@@ -13,6 +13,7 @@
 //! | bell | 24 | 4 bytes: another number whenever `reached` or `acts` is, for futex(2) |
 //! | steps | 32 | the number of its steps without the machine |
 //! | waited | 40 | the host's nanoseconds that it waited in them |
+//! | taken | 48 + 8 p | the bytes of input that it has taken from port p |
 //!
 //! | page of the machine | byte | |
 //! |---|---|---|
@@ -46,6 +47,10 @@ const FOR: usize = 16;
 const BELL: usize = 24;
 const STEPS: usize = 32;
 const WAITED: usize = 40;
+
+const fn taken(port: usize) -> usize {
+    48 + 8 * port
+}
 
 const VERSION: usize = 0;
 const INSTRUCTION: usize = 8;
@@ -151,6 +156,11 @@ impl Pages {
         (own.get(STEPS), own.get(WAITED))
     }
 
+    /// The bytes of input that a guest says that it has taken from a port.
+    pub fn taken(&self, guest: usize, port: usize) -> u64 {
+        self.guests[guest].words.get(taken(port))
+    }
+
     /// Asks guests to say when they reach a time, in picoseconds. Those that have do not.
     pub fn report_at(&self, at: u64) {
         self.machine.words.set(REPORT, at);
@@ -245,6 +255,11 @@ impl Page {
             self.reported = report;
         }
         wanted
+    }
+
+    /// Says that the guest has taken bytes of input from a port.
+    pub fn take(&self, port: usize, bytes: usize) {
+        self.guests[self.own].add(taken(port), bytes as u64);
     }
 
     /// The time until which a guest that is [there](Page::reach) may run. Waits for others, unless

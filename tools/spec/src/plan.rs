@@ -48,6 +48,8 @@ pub struct Plan {
     pub links: Links,
     /// Its way of keeping modelled time, if it does.
     pub modelled: Option<TimePlan>,
+    /// A record of the guests' input, in modelled time.
+    pub input: Option<InputLog>,
     /// Engine threads; `None` leaves the number to the machine.
     pub engines: Option<Engines>,
     /// Where metrics are served, if at all.
@@ -108,6 +110,15 @@ pub struct TimePlan {
     pub instruction: InstructionTime,
     /// The number that chooses when each guest begins; `None` if all do at once.
     pub seed: Option<u32>,
+}
+
+/// A record of what comes to guests in modelled time from outside, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InputLog {
+    /// It is written into a file.
+    Record(PathBuf),
+    /// Input is taken from a file, and none from outside.
+    Replay(PathBuf),
 }
 
 /// A capture of the packets of a node into a file.

@@ -46,6 +46,10 @@ pub struct MachineSpec {
     pub ns_per_instruction: Option<InstructionTime>,
     /// The number that chooses when each guest begins in modelled time.
     pub seed: Option<u32>,
+    /// The file into which the input of guests in modelled time is recorded.
+    pub record: Option<PathBuf>,
+    /// The record from which they have their input.
+    pub replay: Option<PathBuf>,
     /// True if a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: Option<bool>,
     /// The guest program of each node.
@@ -351,7 +355,7 @@ fields! {
     MachineSpec {
         shape: Machine, io_nodes: Machine, generation: Machine, links: Machine,
         time: Machine, quantum: Machine, ns_per_instruction: Machine, seed: Machine,
-        fail_with_guest: Guests, guest: Guests, memory: Guests, args: Guests, doorbell: Machine,
+        record: Linux, replay: Linux, fail_with_guest: Guests, guest: Guests, memory: Guests, args: Guests, doorbell: Machine,
         timeout: Guests, engines: Machine, metrics: Machine, linux: Guests, cpus: Linux,
         append: Linux, image: Linux, driver: Linux, arch: Linux, cpu: Linux, boot: Guests,
         boot_server: Guests, ip_number: Machine, mtu: Machine, faults: Machine, nodes: Guests,

@@ -4,8 +4,7 @@
 //! what the host has granted, and nothing waits for it: an `Outlet` writes to the guest, and
 //! programs are given up if the agent answers no ping.
 
-use std::collections::HashMap;
-use std::os::unix::net::UnixStream;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -15,9 +14,10 @@ use tofu_agent::wire::{
     ToProgram, VERSION, WINDOW, WireError, encode,
 };
 use tofu_control::SILENCE;
-use tofu_sync::queue::{Receiver, RecvTimeoutError, Sender, WhenFull, queue};
+use tofu_sync::queue::{Item, Receiver, RecvTimeoutError, Sender, WhenFull, queue};
 use tofu_sync::{lock, wait_timeout};
 
+use crate::duplex::Duplex;
 use crate::outlet::Outlet;
 
 /// The most bytes that wait for a guest: the windows of all its programs.
@@ -25,6 +25,10 @@ const MOST_OUT: usize = MAX_PROGRAMS * WINDOW as usize;
 /// The most bytes of a program's messages that wait for its client before they are merged. Then
 /// they take no more than the windows of its streams in addition.
 const MOST_IN: usize = WINDOW as usize;
+/// The most bytes that wait of a guest that replays its input.
+const MOST_EARLY: usize = 64 << 20;
+/// Bytes that such a message takes besides its own.
+const EARLY: usize = 64;
 /// The interval at which the agent of a program that sends nothing is pinged.
 const LOOK: Duration = Duration::from_secs(1);
 /// The interval at which an agent that starts again and again is reported.
@@ -76,6 +80,15 @@ struct Link {
     since: Option<Instant>,
     next: u32,
     programs: HashMap<u32, Entry>,
+    /// Of a guest that replays its input.
+    early: Option<Early>,
+}
+
+/// What a guest that replays its input has sent before it was due: it does not wait for this host.
+#[derive(Default)]
+struct Early {
+    waits: HashMap<u32, VecDeque<FromProgram>>,
+    bytes: usize,
 }
 
 /// A running program.
@@ -90,10 +103,12 @@ struct Entry {
 
 impl Agent {
     /// An agent of a guest in modelled time. Nothing is asked of it while a program runs, and a
-    /// program that says nothing is waited for as long as its virtual machine runs.
-    pub fn in_modelled_time() -> Self {
+    /// program that says nothing is waited for as long as its virtual machine runs. If the guest
+    /// `replays` its input, it may send what a program says before the program has been started.
+    pub fn in_modelled_time(replays: bool) -> Self {
         let this = Self::default();
         lock(&this.pinged).none = true;
+        lock(&this.link).early = replays.then(Early::default);
         this
     }
 
@@ -101,13 +116,12 @@ impl Agent {
     /// `ready` when an agent has answered; in a clone, when the guest has assumed its identity.
     pub fn follow(
         &self,
-        stream: UnixStream,
+        Duplex { output, input }: Duplex,
         name: &str,
         clone: Option<&CloneStart<'_>>,
         ready: impl Fn(),
     ) {
-        let out = stream.try_clone().map_err(anyhow::Error::from);
-        match out.and_then(|out| Outlet::new(out, MOST_OUT, Duration::ZERO)) {
+        match Outlet::new(input, MOST_OUT, Duration::ZERO) {
             Ok(out) => {
                 let mut link = lock(&self.link);
                 (link.out, link.identified) = (Some(out), false);
@@ -117,7 +131,7 @@ impl Agent {
         self.forget_pings();
         self.hold(false);
         self.greet(name);
-        let mut reader = FrameReader::new(stream);
+        let mut reader = FrameReader::new(output);
         loop {
             match reader.receive() {
                 Ok(Some(message)) => self.take(message, name, clone, &ready),
@@ -321,17 +335,45 @@ impl Link {
         self.out()?.send(frame)?;
         let entry = Entry { sink: Some(sink), credit: [WINDOW; 2], input: 0 };
         self.programs.insert(id, entry);
+        self.catch_up(id);
         Ok(id)
     }
 
     fn end_all(&mut self, why: &str) {
         self.ready = false;
+        self.early = self.early.take().map(|_| Early::default());
         for (_, entry) in self.programs.drain() {
             entry.tell(not_run(why));
         }
     }
 
     fn forward(&mut self, id: u32, what: FromProgram, name: &str) {
+        let Some(early) = &mut self.early else { return self.forward_now(id, what, name) };
+        early.bytes += EARLY + what.bytes();
+        if early.bytes > MOST_EARLY {
+            log::warn!("{name}: its replay is too far ahead; what its programs say is lost");
+            *early = Early::default();
+            return;
+        }
+        early.waits.entry(id).or_default().push_back(what);
+        self.catch_up(id);
+    }
+
+    /// Forwards what a guest has sent for a program before it was due, as far as it is now.
+    fn catch_up(&mut self, id: u32) {
+        while let (Some(early), Some(entry)) = (&mut self.early, self.programs.get(&id))
+            && let Some(waits) = early.waits.get_mut(&id)
+            && let Some(what) = waits.pop_front_if(|what| entry.may_get(what))
+        {
+            early.bytes = early.bytes.saturating_sub(EARLY + what.bytes());
+            if waits.is_empty() {
+                early.waits.remove(&id);
+            }
+            self.forward_now(id, what, "replay");
+        }
+    }
+
+    fn forward_now(&mut self, id: u32, what: FromProgram, name: &str) {
         let Some(entry) = self.programs.get_mut(&id) else { return };
         let allowed = match &what {
             // They say nothing.
@@ -375,7 +417,9 @@ impl Link {
             }
             _ => {}
         }
-        self.send(&ToGuest::To { id, what })
+        self.send(&ToGuest::To { id, what })?;
+        self.catch_up(id);
+        Ok(())
     }
 
     /// Kills a program, of which the client wants to know no more. The guest may still send for it,
@@ -405,6 +449,20 @@ fn not_run(why: &str) -> FromProgram {
 }
 
 impl Entry {
+    /// True if a message is not more than the guest may send.
+    fn may_get(&self, what: &FromProgram) -> bool {
+        let left = match what {
+            FromProgram::Output(output, _) => self.credit[*output as usize],
+            FromProgram::Credit(_) => self.input,
+            FromProgram::Ended(_) => u32::MAX,
+        };
+        let asked = match what {
+            FromProgram::Credit(bytes) => *bytes as usize,
+            what => what.bytes(),
+        };
+        self.sink.is_none() || asked <= left as usize
+    }
+
     fn tell(&self, what: FromProgram) {
         if let Some(sink) = &self.sink {
             // The receiver may be gone.
@@ -511,9 +569,11 @@ impl Drop for ProgramHandle {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
     use std::thread;
 
     use super::*;
+    use tofu_agent::wire::MAX_DATA;
 
     /// An agent whose guest is the other end of the stream, and a session with it.
     struct Guest {
@@ -524,10 +584,16 @@ mod tests {
 
     impl Guest {
         fn new() -> Self {
+            Self::of(Agent::default())
+        }
+
+        fn of(agent: Agent) -> Self {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            let agent: Arc<Agent> = Arc::default();
+            let agent = Arc::new(agent);
             let followed = Arc::clone(&agent);
-            let follows = thread::spawn(move || followed.follow(ours, "test", None, || {}));
+            let follows = thread::spawn(move || {
+                followed.follow(Duplex::on(ours).unwrap(), "test", None, || {})
+            });
             let this = Self { agent, stream: theirs, follows: Some(follows) };
             let mut reader = FrameReader::new(&this.stream);
             let Ok(Some(ToGuest::Hello { session, .. })) = reader.receive() else { panic!() };
@@ -601,6 +667,41 @@ mod tests {
     }
 
     #[test]
+    fn replay_that_is_ahead_is_told_in_order_and_by_credit() {
+        let guest = Guest::of(Agent::in_modelled_time(true));
+        let output = |byte, bytes| FromProgram::Output(Output::Out, vec![byte; bytes]);
+        let whole = WINDOW as usize / MAX_DATA;
+        let mut all = vec![output(b'a', MAX_DATA); whole];
+        all.push(FromProgram::Credit(3));
+        all.push(output(b'b', 1));
+        all.push(FromProgram::Ended(Status::Code(7)));
+        let count = all.len();
+        all.into_iter().for_each(|what| guest.say(&from(0, what)));
+        // Nothing else is a sign that they have come.
+        let waiting = || match &lock(&guest.agent.link).early {
+            Some(early) => early.waits.get(&0).map_or(0, VecDeque::len),
+            None => 0,
+        };
+        while waiting() < count {
+            thread::yield_now();
+        }
+        let (handle, mut messages) = guest.exec(LONG).split();
+        for _ in 0..whole {
+            assert_eq!(messages.next(), Some(output(b'a', MAX_DATA)));
+        }
+        // What it says of input waits until that has been sent.
+        assert!(messages.queue.try_recv().is_err());
+        handle.say(ToProgram::Input(b"abc".to_vec())).unwrap();
+        assert_eq!(messages.next(), Some(FromProgram::Credit(3)));
+        assert!(messages.queue.try_recv().is_err());
+        handle.say(ToProgram::Credit(Output::Out, WINDOW)).unwrap();
+        assert_eq!(messages.next(), Some(output(b'b', 1)));
+        assert_eq!(messages.next(), Some(FromProgram::Ended(Status::Code(7))));
+        let link = lock(&guest.agent.link);
+        assert!(link.programs.is_empty() && link.early.as_ref().unwrap().bytes == 0);
+    }
+
+    #[test]
     fn agent_over_its_limit_is_cut_off() {
         let guest = Guest::new();
         let (_handle, mut messages) = guest.exec(LONG).split();
@@ -630,7 +731,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 let clone = CloneStart { identity: &|| identity.clone(), failed: &report };
-                agent.follow(ours, "test", Some(&clone), || report("ready"));
+                agent.follow(Duplex::on(ours).unwrap(), "test", Some(&clone), || report("ready"));
             });
             let mut reader = FrameReader::new(&theirs);
             let Ok(Some(ToGuest::Hello { session, .. })) = reader.receive() else { panic!() };

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -12,6 +11,7 @@ use std::time::Duration;
 use tofu_sync::lock;
 use tofu_sync::queue::{Item, Receiver, Sender, WhenFull, queue};
 
+use crate::duplex::Duplex;
 use crate::outlet::Outlet;
 
 /// Bytes of output kept for later clients.
@@ -76,15 +76,14 @@ impl Console {
     }
 
     /// Follows the console of a virtual machine until the virtual machine ends.
-    pub fn follow(&self, mut stream: UnixStream) {
-        let input = stream.try_clone().map_err(anyhow::Error::from);
-        match input.and_then(|input| Outlet::new(input, TYPED, PATIENCE)) {
+    pub fn follow(&self, Duplex { mut output, input }: Duplex) {
+        match Outlet::new(input, TYPED, PATIENCE) {
             Ok(input) => self.lock().input = Some(input),
             Err(error) => log::warn!("console input: {error:#}"),
         }
         let mut buffer = [0; PIECE];
         loop {
-            match stream.read(&mut buffer) {
+            match output.read(&mut buffer) {
                 Ok(n) if n > 0 => self.lock().output(&buffer[..n]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // An error also means that the other end is gone.
@@ -185,6 +184,8 @@ impl Log {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]
@@ -204,7 +205,7 @@ mod tests {
         let console = Console::new(log.clone());
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| console.follow(ours));
+            scope.spawn(|| console.follow(Duplex::on(ours).unwrap()));
             let chunk = [b'x'; 1000];
             for _ in 0..2200 {
                 theirs.write_all(&chunk).unwrap();

@@ -12,6 +12,7 @@ pub mod capture;
 pub mod command_line;
 pub mod confine;
 pub mod console;
+pub mod duplex;
 pub mod event;
 pub mod gateway;
 mod guests;

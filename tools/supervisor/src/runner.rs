@@ -31,6 +31,7 @@ use crate::node::LinuxBackend;
 use crate::registry::{Registry, SmallGuests};
 use crate::shards::Others;
 use crate::timed::TimedMachine;
+use crate::timed::outside::InputFile;
 use crate::{memory, netboot, programs, shortage};
 use tofu_spec::plan::{Network, Plan, TimePlan};
 use tofu_spec::units::{Doorbell, Engines, Interconnect, ShardOf};
@@ -104,6 +105,8 @@ pub struct Machines {
     pub gateway: Option<GatewaySetup>,
     /// Captures from its start on.
     pub captures: Vec<ToFile>,
+    /// The record of its guests' input, in modelled time.
+    pub input: Option<InputFile>,
     /// Its other shards, if it is in shards.
     pub others: Option<Others>,
     /// The rights that its threads give up.
@@ -116,8 +119,8 @@ impl Machines {
     /// Runs machines of small guests only, without a registry.
     pub fn bare(confinement: Confinement) -> Self {
         let (linux, registry, gateway, others) = (None, None, None, None);
-        let (captures, memory) = (Vec::new(), memory::available);
-        Self { linux, registry, gateway, captures, others, confinement, memory }
+        let (captures, input, memory) = (Vec::new(), None, memory::available);
+        Self { linux, registry, gateway, captures, input, others, confinement, memory }
     }
 }
 
@@ -182,10 +185,17 @@ fn any_machine(
 }
 
 /// Builds a machine in modelled time, for the plan's guests.
-fn timed(plan: &Plan, time: TimePlan) -> anyhow::Result<Arc<TimedMachine>> {
+fn timed(
+    plan: &Plan,
+    time: TimePlan,
+    input: Option<&InputFile>,
+) -> anyhow::Result<Arc<TimedMachine>> {
     let generation = plan.interconnect.tofu().context("TNW has no modelled time")?;
     let guests: Vec<_> = plan.linux().map(|(id, _)| id).collect();
-    TimedMachine::new((generation, plan.network.shape), &guests, Backing::Sealed, time)
+    let kind = (generation, plan.network.shape);
+    let machine = TimedMachine::new(kind, &guests, Backing::Sealed, time)?;
+    machine.let_in(input)?;
+    Ok(machine)
 }
 
 /// Returns how many engines a machine gets.
@@ -285,7 +295,7 @@ impl Machines {
         engines: usize,
     ) -> anyhow::Result<AnyMachine> {
         if let Some(time) = plan.modelled {
-            return Ok(AnyMachine::Timed(timed(plan, time)?));
+            return Ok(AnyMachine::Timed(timed(plan, time, self.input.as_ref())?));
         }
         let (network, confinement) = (&plan.network, &self.confinement);
         let kind = (plan.interconnect, plan.links);

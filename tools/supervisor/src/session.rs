@@ -19,6 +19,7 @@ use crate::registry::Registry;
 use crate::runner::Machines;
 use crate::server::{self, Metrics};
 use crate::shards::Others;
+use crate::timed::outside::InputFile;
 
 /// Rights on the host that the process of a machine keeps, unless the plan is without a sandbox.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,7 @@ pub struct Session {
     pub gateway_hints: Option<Vec<String>>,
     gateway: Option<GatewaySetup>,
     captures: Vec<ToFile>,
+    input: Option<InputFile>,
     others: Option<Others>,
 }
 
@@ -70,6 +72,7 @@ impl Session {
         let gateway = GatewaySetup::new(plan, &dir)?;
         let metrics = plan.metrics.map(Metrics::bind).transpose()?;
         let captures = plan.captures.iter().map(ToFile::create).collect::<Result<_, _>>()?;
+        let input = plan.input.as_ref().map(InputFile::open).transpose()?;
         let confinement = match rights {
             Rights::Guests => Confinement::of_guests(&[dir.base()], !plan.sandbox)?,
             Rights::Programs(folders) => {
@@ -84,7 +87,17 @@ impl Session {
         server::serve(&dir.control(), &registry)?;
         metrics.map_or(Ok(()), |metrics| metrics.serve(&registry))?;
         let gateway_hints = gateway.as_ref().map(GatewaySetup::hints);
-        Ok(Self { janitor, dir, registry, confinement, gateway_hints, gateway, captures, others })
+        Ok(Self {
+            janitor,
+            dir,
+            registry,
+            confinement,
+            gateway_hints,
+            gateway,
+            captures,
+            input,
+            others,
+        })
     }
 
     /// Returns what starts the machine, once; `linux` starts its Linux nodes.
@@ -94,6 +107,7 @@ impl Session {
             registry: Some(Arc::clone(&self.registry)),
             gateway: self.gateway.take(),
             captures: std::mem::take(&mut self.captures),
+            input: self.input.take(),
             others: self.others.take(),
             confinement: self.confinement.clone(),
             memory: memory::available,

@@ -5,10 +5,11 @@
 //! manual's page on guests in modelled time has the protocol.
 
 mod network;
+pub mod outside;
 pub(crate) mod pace;
 
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
 use anyhow::Context;
@@ -27,6 +28,7 @@ use tofu_vfio_user::{Backing, ClientMemory, Limits, Server};
 
 use crate::confine::Confinement;
 use crate::timed::network::TimedNetwork;
+use crate::timed::outside::{InputFile, Outside};
 use crate::timed::pace::{Between, Pace, Paces, Pending};
 
 /// A machine in modelled time.
@@ -95,8 +97,45 @@ impl TimedMachine {
             quantum,
             instruction,
             seed: time.seed,
+            outside: OnceLock::new(),
         };
         Ok(Arc::new(Self { network: Arc::new(network), memories, paces }))
+    }
+
+    /// Has the input of guests come through the machine, by [`TimedMachine::attach`], at boundaries
+    /// of its time. It is recorded, or replayed, as `input` says. Call it before time begins.
+    ///
+    /// # Errors
+    ///
+    /// If a record cannot be written, or is not one of such a machine.
+    pub fn let_in(&self, input: Option<&InputFile>) -> anyhow::Result<()> {
+        let TimedNetwork { interconnect, fabric, guests, instruction, engine, .. } = &*self.network;
+        let nodes = guests.iter().map(|pace| Some((pace.node, fabric.shape().coords(pace.node)?)));
+        let nodes: Vec<_> = nodes.collect::<Option<_>>().context("nodes of the machine")?;
+        let machine = format!(
+            "{} {} with {} guests, {instruction} ps an instruction, quantum {} ps",
+            interconnect.name(),
+            fabric.shape(),
+            nodes.len(),
+            self.paces.quantum
+        );
+        let between = Arc::clone(&self.paces.between);
+        let outside = Arc::new(Outside::new(nodes, between, input, machine)?);
+        if self.paces.outside.set(Arc::clone(&outside)).is_ok() {
+            engine.let_in(outside::PERIOD, Box::new(move |at| outside.take(at)));
+        }
+        Ok(())
+    }
+
+    /// Takes the sources of the input of a node's guest, its console's and its agent's, before its
+    /// virtual machine starts.
+    ///
+    /// # Errors
+    ///
+    /// If the node has no guest, or input does not come through the machine.
+    pub fn attach(&self, at: Coords, sources: [UnixStream; 2]) -> anyhow::Result<()> {
+        let outside = self.paces.outside.get().context("nothing is let in")?;
+        outside.attach(self.id(at)?, sources)
     }
 
     /// Its network, for those who look at it.

@@ -89,9 +89,16 @@ impl Pace {
         if let Some(page) = self.page.as_ref().filter(|_| !asks)
             && let Next::Run(until_ns) = page.next(ns, || self.is_there())?
         {
-            return Ok(Go { until_ns, guest: 0, vectors: Vec::new() });
+            return Ok(Go { until_ns, ..Go::default() });
         }
         self.at(ns)
+    }
+
+    /// Says that the guest has taken bytes of input from a port.
+    pub(crate) fn take(&self, port: usize, bytes: usize) {
+        if let Some(page) = &self.page {
+            page.take(port, bytes);
+        }
     }
 
     /// Says to the other guests where this one is. It has done nothing since it asked last.

@@ -1,5 +1,6 @@
 //! QEMU's side: its plugin API, and the functions that its executable exports for modules.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::FromRawFd;
@@ -8,6 +9,7 @@ use std::process;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use tofu_pace::PORTS;
 use tofu_pace::message::Go;
 
 use crate::pace::Pace;
@@ -29,6 +31,12 @@ const REGION_READ: usize = 5;
 const REGION_WRITE: usize = 6;
 /// Bytes of a page of the host.
 const PAGE: usize = 4096;
+/// The character devices by which guests have input, as `tofu up` names them.
+const PORTS_OF_QEMU: [&CStr; PORTS] = [c"console", c"agent"];
+/// After what time of the guest more input is tried, in nanoseconds: if it has taken some, and if
+/// it took none.
+const SOON: i64 = 100_000;
+const LATER: i64 = 1_000_000;
 
 type ClockGet = unsafe extern "C" fn(c_int) -> i64;
 type TimerInit = unsafe extern "C" fn(
@@ -44,6 +52,9 @@ type TimerMod = unsafe extern "C" fn(*mut c_void, i64);
 type ThreadsIdle = unsafe extern "C" fn() -> bool;
 type Deadline = unsafe extern "C" fn(c_int, c_int) -> i64;
 type MsixNotify = unsafe extern "C" fn(*mut c_void, u32);
+type FindPort = unsafe extern "C" fn(*const c_char) -> *mut c_void;
+type Room = unsafe extern "C" fn(*mut c_void) -> c_int;
+type PutIn = unsafe extern "C" fn(*mut c_void, *const u8, c_int);
 type Resolve = unsafe extern "C" fn(*const c_char, *const c_char, *mut bool) -> *mut c_void;
 type VcpuInit = unsafe extern "C" fn(u64, unsafe extern "C" fn(u32, *mut c_void), *mut c_void);
 type RegionRead = unsafe extern "C" fn(*mut c_void, u8, i64, u32, *mut c_void) -> c_int;
@@ -58,10 +69,15 @@ struct Plugin {
     deadline: Deadline,
     msix_notify: MsixNotify,
     resolve: Resolve,
+    find_port: FindPort,
+    room: Room,
+    put_in: PutIn,
     /// `vfio_user_device_io_ops_sock`.
     operations: usize,
     /// A timer of QEMU's, which must not move.
     timer: usize,
+    /// Another one, for input.
+    input_timer: usize,
     state: Mutex<State>,
 }
 
@@ -71,6 +87,8 @@ struct State {
     device: usize,
     read: Option<RegionRead>,
     write: Option<RegionWrite>,
+    /// Input that the guest has not taken, by port.
+    input: [VecDeque<u8>; PORTS],
 }
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
@@ -107,7 +125,17 @@ impl Plugin {
         u64::try_from(unsafe { (self.clock)(CLOCK_VIRTUAL) }).unwrap_or(0)
     }
 
-    /// Delivers the interrupts of an answer; returns where the guest must stop.
+    /// Prepares a timer of the guest's clock.
+    fn prepare(&self, timer: usize, run: unsafe extern "C" fn(*mut c_void)) {
+        let timer = timer as *mut c_void;
+        // SAFETY: the memory is large enough for a timer, and zeroed; a null group stands for
+        // QEMU's main one.
+        unsafe {
+            (self.timer_init)(timer, null_mut(), CLOCK_VIRTUAL, SCALE_NS, 0, run, null_mut())
+        };
+    }
+
+    /// Delivers the interrupts and the input of an answer; returns where the guest must stop.
     fn deliver(&self, state: &mut State, go: io::Result<Go>) -> u64 {
         let go = go.unwrap_or_else(|error| end(&format!("the machine is gone: {error}")));
         for vector in go.vectors {
@@ -123,7 +151,52 @@ impl Plugin {
                 unsafe { (self.msix_notify)(state.device as *mut c_void, vector.into()) };
             }
         }
+        let has_input = go.input.iter().any(|input| !input.is_empty());
+        for (waits, input) in state.input.iter_mut().zip(go.input) {
+            waits.extend(input);
+        }
+        if has_input {
+            self.put_in(state);
+        }
         go.until_ns
+    }
+
+    /// Hands input to the guest, as far as it takes it. What is left is tried again at a time that
+    /// depends on the guest alone. The big lock is held, as in [`Plugin::deliver`].
+    fn put_in(&self, state: &mut State) {
+        let mut again = None;
+        for (port, name) in PORTS_OF_QEMU.iter().enumerate() {
+            let waits = &mut state.input[port];
+            if waits.is_empty() {
+                continue;
+            }
+            // SAFETY: QEMU's functions. The name ends with a zero, and the port exists as long as
+            // QEMU does. It copies the bytes, of which there are as many as it is told.
+            let taken = unsafe {
+                let there = (self.find_port)(name.as_ptr());
+                if there.is_null() {
+                    end("this QEMU has no such port as the machine has input for");
+                }
+                let room = usize::try_from((self.room)(there)).unwrap_or(0);
+                let bytes = waits.make_contiguous();
+                let bytes = &bytes[..room.min(bytes.len())];
+                if !bytes.is_empty() {
+                    (self.put_in)(there, bytes.as_ptr(), bytes.len() as c_int);
+                }
+                bytes.len()
+            };
+            waits.drain(..taken);
+            state.pace.take(port, taken);
+            if !waits.is_empty() {
+                let pause = if taken > 0 { SOON } else { LATER };
+                again = Some(again.map_or(pause, |before: i64| before.min(pause)));
+            }
+        }
+        if let Some(pause) = again {
+            let at = i64::try_from(self.now()).unwrap_or(i64::MAX).saturating_add(pause);
+            // SAFETY: the timer was initialised when the processor was, and never moves.
+            unsafe { (self.timer_mod)(self.input_timer as *mut c_void, at) };
+        }
     }
 
     /// Does what an answer says: delivers interrupts, and stops the guest where it must.
@@ -165,6 +238,12 @@ unsafe extern "C" fn tick(_: *mut c_void) {
     plugin.obey(&mut state, go);
 }
 
+/// Called when the guest may take more input.
+unsafe extern "C" fn more_input(_: *mut c_void) {
+    let plugin = plugin();
+    plugin.put_in(&mut plugin.state());
+}
+
 unsafe extern "C" fn region_read(
     device: *mut c_void,
     region: u8,
@@ -204,10 +283,8 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
         end("a guest in modelled time has one processor: -smp 1");
     }
     let plugin = plugin();
-    let timer = plugin.timer as *mut c_void;
-    // SAFETY: the memory is large enough for a timer, and zeroed; a null group stands for QEMU's
-    // main one.
-    unsafe { (plugin.timer_init)(timer, null_mut(), CLOCK_VIRTUAL, SCALE_NS, 0, tick, null_mut()) };
+    plugin.prepare(plugin.timer, tick);
+    plugin.prepare(plugin.input_timer, more_input);
     let mut state = plugin.state();
     let operations = plugin.operations as *mut [*mut c_void; REGION_WRITE + 1];
     // SAFETY: the table has more places than that in QEMU 11.1, whose version was checked. It is
@@ -230,6 +307,11 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
     }
     let go = state.pace.begin();
     plugin.obey(&mut state, go);
+}
+
+/// Memory for a timer, which is never freed.
+fn new_timer() -> usize {
+    Box::leak(Box::new([0u64; TIMER / 8])).as_mut_ptr() as usize
 }
 
 /// The text of an argument of the plugin.
@@ -265,7 +347,8 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         _ => Err("expected pace=SOCKET, as tofu serve prints it".to_owned()),
     };
     let pace = pace.unwrap_or_else(|error| end(&error));
-    let state = State { pace, device: 0, read: None, write: None };
+    let input = Default::default();
+    let state = State { pace, device: 0, read: None, write: None, input };
     // SAFETY: QEMU's functions by their names, with the signatures of version 11.1.
     let (plugin, register) = unsafe {
         use std::mem::transmute;
@@ -278,7 +361,11 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             msix_notify: transmute::<*mut c_void, MsixNotify>(symbol(c"msix_notify")),
             resolve: transmute::<*mut c_void, Resolve>(symbol(c"object_resolve_path_type")),
             operations: symbol(c"vfio_user_device_io_ops_sock") as usize,
-            timer: Box::leak(Box::new([0u64; TIMER / 8])).as_mut_ptr() as usize,
+            find_port: transmute::<*mut c_void, FindPort>(symbol(c"qemu_chr_find")),
+            room: transmute::<*mut c_void, Room>(symbol(c"qemu_chr_be_can_write")),
+            put_in: transmute::<*mut c_void, PutIn>(symbol(c"qemu_chr_be_write")),
+            timer: new_timer(),
+            input_timer: new_timer(),
             state: Mutex::new(state),
         };
         let register = symbol(c"qemu_plugin_register_vcpu_init_cb");

@@ -201,6 +201,19 @@ pub(crate) struct ClockArgs {
     /// Another number is another interleaving of the nodes. [default: all begin at once]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u32>,
+
+    /// With --time modelled: record what comes to nodes from outside, and when
+    ///
+    /// That is what programs such as `tofu exec` send, and the input of consoles.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record: Option<PathBuf>,
+
+    /// With --time modelled: run as it was recorded, to the last bit
+    ///
+    /// All options must be those of the recorded run, but for --seed: another one shows how another
+    /// interleaving would have gone. Nodes have no other input.
+    #[arg(long, value_name = "FILE", conflicts_with = "record")]
+    pub(crate) replay: Option<PathBuf>,
 }
 
 /// True if the machine's threads give up rights.
@@ -360,14 +373,14 @@ pub(crate) struct BootArgs {
 impl ClockArgs {
     /// A specification with what these options ask for.
     pub(crate) fn over(&self, spec: MachineSpec) -> MachineSpec {
-        let Self { clock: time, ns_per_instruction, quantum, seed } = *self;
-        MachineSpec { time, ns_per_instruction, quantum, seed, ..spec }
+        let JobTime { clock: time, ns_per_instruction, quantum, seed, record, replay } = self.job();
+        MachineSpec { time, ns_per_instruction, quantum, seed, record, replay, ..spec }
     }
 
     /// The clock of a machine that is started for a job.
-    pub(crate) const fn job(&self) -> JobTime {
-        let Self { clock, ns_per_instruction, quantum, seed } = *self;
-        JobTime { clock, ns_per_instruction, quantum, seed }
+    pub(crate) fn job(&self) -> JobTime {
+        let Self { clock, ns_per_instruction, quantum, seed, record, replay } = self.clone();
+        JobTime { clock, ns_per_instruction, quantum, seed, record, replay }
     }
 }
 
@@ -449,7 +462,7 @@ mod tests {
     use tempfile::TempDir;
     use tofu_abi::Coords;
     use tofu_fabric::{Axis, NodeId, Port};
-    use tofu_spec::plan::{Plan, VmPlan};
+    use tofu_spec::plan::{InputLog, Plan, VmPlan};
     use tofu_supervisor::command_line;
 
     use super::*;
@@ -827,6 +840,13 @@ mod tests {
             let expected = format!("a machine in modelled time cannot have {what} so far");
             assert_eq!(case.error(args), expected);
         }
+        let plan = case.plan(&["--record", "x"]).unwrap();
+        assert_eq!(plan.input, Some(InputLog::Record("x".into())));
+        let both = Case::new(&format!("{file}\nrecord = \"x\"\nreplay = \"y\""));
+        let message = both.error(&[]);
+        assert!(message.ends_with("a run that is replayed has its record; leave one out"));
+        let message = case.error(&["--time", "host", "--replay", "x"]);
+        assert!(message.starts_with("--replay is for machines in modelled time"), "{message}");
         let message = Case::new("guest = \"one.elf\"").error(&["--time", "modelled"]);
         assert!(message.contains("small guests; add --linux"), "{message}");
         let message = case.error(&["--shape", "rack"]);

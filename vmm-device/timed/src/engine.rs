@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Doorbell, Generation, TniId};
@@ -48,7 +48,11 @@ pub struct EventEngine {
     /// The number of barrier channels that are in use at each node.
     channels: Vec<AtomicU64>,
     interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
+    outside: OnceLock<(Ps, Box<Outside>)>,
 }
+
+/// Takes what comes from outside the machine at a time. Returns the nodes that it comes to.
+pub type Outside = dyn Fn(Ps) -> Vec<NodeId> + Send + Sync;
 
 impl fmt::Debug for EventEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -97,8 +101,19 @@ impl EventEngine {
                 active: shape.iter().map(|_| AtomicBool::new(false)).collect(),
                 channels: shape.iter().map(|_| AtomicU64::new(0)).collect(),
                 interrupt,
+                outside: OnceLock::new(),
             }
         }))
+    }
+
+    /// Lets something in from outside the machine, such as the input of a console, every `period`
+    /// picoseconds from now on, and at no other time. `outside` is called in the thread that
+    /// executes the event, and must not call back. Only the first call has an effect.
+    pub fn let_in(&self, period: Ps, outside: Box<Outside>) {
+        let period = period.max(1);
+        if self.outside.set((period, outside)).is_ok() {
+            self.state().push(self.now().saturating_add(period), Due::Outside);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -166,6 +181,11 @@ impl EventEngine {
         self.state().next_of(node, |from| hop + self.issue_ps(from))
     }
 
+    /// True if anything is in flight or scheduled, but for what comes from [outside](Self::let_in).
+    pub fn is_busy(&self) -> bool {
+        self.state().is_busy()
+    }
+
     /// Executes all events up to and including `until`, which is then the time. A time that has
     /// passed changes nothing.
     pub fn run_until(&self, until: Ps) {
@@ -231,6 +251,12 @@ impl EventEngine {
             Due::Expire(node) => {
                 self.happens_at(node);
                 self.nodes[node.index()].expire(self.now() / 1000);
+            }
+            Due::Outside => {
+                if let Some((period, outside)) = self.outside.get() {
+                    outside(self.now()).into_iter().for_each(|node| self.happens_at(node));
+                    self.state().push(self.now().saturating_add(*period), Due::Outside);
+                }
             }
         }
         true

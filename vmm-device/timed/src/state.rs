@@ -26,6 +26,8 @@ pub(crate) enum Due {
     Arrive(usize),
     /// A node's timer expires.
     Expire(NodeId),
+    /// What comes from outside the machine comes now.
+    Outside,
 }
 
 /// Where and why a TLP was lost.
@@ -117,6 +119,12 @@ impl State {
         self.due.insert((at, self.serial), due);
     }
 
+    /// True if anything but the outside has an event.
+    pub(crate) fn is_busy(&mut self) -> bool {
+        let scheduled = self.due.values().any(|due| !matches!(due, Due::Outside));
+        scheduled || self.network.next_event().is_some()
+    }
+
     fn insert(&mut self, packet: InFlight) -> usize {
         match self.free.pop() {
             Some(index) => {
@@ -175,6 +183,7 @@ impl State {
                 _ if self.concerns(due, node) => 0,
                 Due::Doorbell(from, ..) => reaction(*from),
                 Due::Room(interface) => reaction(NodeId((interface / TNIS) as u32)),
+                Due::Outside => 0,
                 Due::Arrive(_) | Due::Expire(_) => hop,
             };
             best = sooner(best, at.saturating_add(away));
@@ -194,6 +203,7 @@ impl State {
         match *due {
             Due::Doorbell(at, ..) | Due::Expire(at) => at == node,
             Due::Room(interface) => interface / TNIS == node.index(),
+            Due::Outside => true,
             Due::Arrive(index) => {
                 let Some(Some(flight)) = self.packets.get(index) else { return false };
                 let InFlight { packet, lost, .. } = flight;

@@ -216,7 +216,9 @@ impl Turns {
             let times = state.programs.iter().map(Program::next);
             let next = times.zip(0..).filter_map(|(at, program)| Some((at?, program))).min();
             let limit = next.map_or(Ps::MAX, |(at, _)| at);
-            if !self.engine.step_until(limit) {
+            // What comes from outside comes for ever.
+            let ends = next.is_none() && !self.engine.is_busy();
+            if ends || !self.engine.step_until(limit) {
                 break next;
             }
             self.note_events(state);

@@ -91,3 +91,31 @@ fn doorbells_ring_at_their_times() {
     engine.run_until(now);
     assert_eq!((engine.now(), engine.step()), (now + 5000, true));
 }
+
+#[test]
+fn outside_comes_at_each_period_and_bounds_all_nodes() {
+    let engine = machine().engine;
+    while engine.step() {}
+    let (now, period) = (engine.now(), 1_000_000);
+    let came = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&came);
+    engine.let_in(
+        period,
+        Box::new(move |at| {
+            let mut log = log.lock().unwrap();
+            log.push(at);
+            // The second time something comes to one node.
+            if log.len() == 2 { vec![NODES[1]] } else { Vec::new() }
+        }),
+    );
+    assert!(!engine.is_busy());
+    assert_eq!(NODES.map(|node| engine.next(node)), [Some(now + period); 2]);
+    let before = NODES.map(|node| engine.events_at(node));
+    engine.run_until(now + period);
+    assert_eq!(NODES.map(|node| engine.events_at(node)), before);
+    assert_eq!(engine.next(NODES[0]), Some(now + 2 * period));
+    engine.run_until(now + 3 * period);
+    assert_eq!(NODES.map(|node| engine.events_at(node)), [before[0], before[1] + 1]);
+    let times = came.lock().unwrap().clone();
+    assert_eq!(times, [1, 2, 3].map(|n| now + n * period));
+}

@@ -11,8 +11,8 @@ use tofu_netboot::Fault;
 
 use super::error::{PlanError, refuse};
 use super::{
-    CapturePlan, IpPlan, LinuxPlan, Network, NodePlan, OnLinux, Plan, Role, ServerPlan, TimePlan,
-    VmPlan,
+    CapturePlan, InputLog, IpPlan, LinuxPlan, Network, NodePlan, OnLinux, Plan, Role, ServerPlan,
+    TimePlan, VmPlan,
 };
 use crate::guest::{Guest, GuestError, GuestName};
 use crate::spec::{GatewayAt, GuestSpec, Lines, LinkSpec, MachineSpec, NodeSpec, Use};
@@ -149,6 +149,7 @@ impl Plan {
             interconnect,
             links: link_mode.links(),
             modelled,
+            input: input(spec)?,
             engines: spec.engines,
             metrics: spec.metrics,
             name: spec.name.clone(),
@@ -283,6 +284,8 @@ fn modelled(
             ("quantum", spec.quantum.is_some()),
             ("ns_per_instruction", spec.ns_per_instruction.is_some()),
             ("seed", spec.seed.is_some()),
+            ("record", spec.record.is_some()),
+            ("replay", spec.replay.is_some()),
         ];
         return match given.into_iter().find(|(_, given)| *given) {
             Some((field, _)) => Err(spec.about(field, PlanError::NeedsModelled)),
@@ -308,6 +311,16 @@ fn modelled(
     refuse(lacks, PlanError::Modelled)?;
     let instruction = spec.ns_per_instruction.unwrap_or_default();
     Ok(Some(TimePlan { quantum: spec.quantum, instruction, seed: spec.seed }))
+}
+
+/// Returns what is asked of a record of the guests' input.
+fn input(spec: &MachineSpec) -> Result<Option<InputLog>, PlanError> {
+    match (&spec.record, &spec.replay) {
+        (Some(_), Some(_)) => Err(PlanError::RecordAndReplay),
+        (Some(path), None) => Ok(Some(InputLog::Record(path.clone()))),
+        (None, Some(path)) => Ok(Some(InputLog::Replay(path.clone()))),
+        (None, None) => Ok(None),
+    }
 }
 
 /// Checks what is asked of the guests of a machine in modelled time.

@@ -59,6 +59,8 @@ pub enum PlanError {
     Cpu,
     #[error("{0} is for machines in modelled time; add --time modelled")]
     NeedsModelled(String),
+    #[error("--record and --replay: a run that is replayed has its record; leave one out")]
+    RecordAndReplay,
     #[error("a machine in modelled time cannot have {0} so far")]
     Modelled(&'static str),
     #[error("a machine in modelled time cannot have small guests; add --linux")]

@@ -2,17 +2,19 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tofu_abi::topology::NodeId;
 use tofu_fabric::{Ps, chance};
 use tofu_machine::GuestPassed;
-use tofu_pace::message::{self, Go, MOST_VECTORS, Message};
+use tofu_pace::message::{self, Go, Input, MOST_VECTORS, Message};
 use tofu_pace::pages::{self, Pages};
 use tofu_pace::{LONGEST_STEP, VERSION};
 use tofu_sync::lock;
 use tofu_timed::{Away, Outlook, Turn};
+
+use crate::timed::outside::Outside;
 
 /// The longest sleep of a guest that is believed at once, in nanoseconds of its clock.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
@@ -41,6 +43,8 @@ pub(super) struct Paces {
     pub(super) instruction: u64,
     /// The number that chooses when each guest begins.
     pub(super) seed: Option<u32>,
+    /// Input of guests, if it comes through the machine.
+    pub(super) outside: OnceLock<Arc<Outside>>,
 }
 
 /// The pages by which guests keep each other's pace, as the turns see them, and the longest step of
@@ -194,9 +198,9 @@ impl Guest {
         ps.ok_or_else(|| bad("a time of months"))
     }
 
-    fn answer(&mut self, until_ns: u64, vectors: Vec<u16>) -> io::Result<()> {
+    fn answer(&mut self, until_ns: u64, vectors: Vec<u16>, input: Input) -> io::Result<()> {
         self.since = Instant::now();
-        Go { until_ns, guest: 0, vectors }.send(&self.plugin, &[])
+        Go { until_ns, guest: 0, vectors, input }.send(&self.plugin, &[])
     }
 }
 
@@ -323,7 +327,7 @@ impl Paces {
         let (turn, at) = (&pace.turn, guest.last);
         match asked {
             // The turn is its own until it says where it is after the access.
-            Asked::Access => guest.answer(at, self.fired(pace.node)),
+            Asked::Access => guest.answer(at, self.fired(pace.node), Input::default()),
             Asked::Sleep(until) if until > at && self.is_quiet(pace.node) => {
                 let until = until.min(at.saturating_add(LONGEST_SLEEP));
                 guest.asked = Some(Asked::Wake);
@@ -334,19 +338,20 @@ impl Paces {
                 // It gets what has happened when it is there.
                 let woken = at_ps.saturating_sub(guest.base) / self.instruction;
                 turn.leave(at_ps);
-                guest.answer(woken.max(at + 1), Vec::new())
+                guest.answer(woken.max(at + 1), Vec::new(), Input::default())
             }
             Asked::Begin => {
                 guest.base = at_ps + self.delay(pace.node);
                 self.between.pages.begin(turn.program(), guest.base);
                 let until_ns = self.leave(guest)?;
                 guest.since = Instant::now();
-                let go = Go { until_ns, guest: turn.program() as u32, vectors: Vec::new() };
+                let go = Go { until_ns, guest: turn.program() as u32, ..Go::default() };
                 go.send(&guest.plugin, &self.between.pages.files(turn.program()))
             }
             Asked::Go | Asked::Sleep(_) => {
                 let until_ns = self.leave(guest)?;
-                guest.answer(until_ns, self.fired(pace.node))
+                let input = self.outside.get().map(|outside| outside.input(turn.program()));
+                guest.answer(until_ns, self.fired(pace.node), input.unwrap_or_default())
             }
         }
     }

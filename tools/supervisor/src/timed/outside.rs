@@ -1,0 +1,372 @@
+//! Input of guests in modelled time: what comes to their consoles and agents from outside.
+//!
+//! The host has input at times that are its own. A guest gets it at a boundary, each millisecond of
+//! the machine's time, where it has got to by then whatever the host does. So a run depends on
+//! nothing but the boundaries at which input came, and the same input at the same boundaries is
+//! the same run. A record has both; a replay takes its input from one.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, bail, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine};
+use serde::{Deserialize, Serialize};
+use tofu_abi::Coords;
+use tofu_abi::topology::NodeId;
+use tofu_fabric::Ps;
+use tofu_pace::message::Input;
+use tofu_pace::{INPUT, PORTS};
+use tofu_spec::plan::InputLog;
+use tofu_sync::lock;
+
+use crate::timed::pace::Between;
+
+/// The time between two boundaries (*ours*), in picoseconds.
+pub(super) const PERIOD: Ps = 1_000_000_000;
+/// Bytes that are read at once.
+const PIECE: usize = 16 << 10;
+/// Version of a record.
+const VERSION: u32 = 1;
+
+/// The ports of a guest, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Port {
+    Console,
+    Agent,
+}
+
+const ALL: [Port; PORTS] = [Port::Console, Port::Agent];
+
+/// A record that is open, as the process may open no files later.
+#[derive(Clone, Debug)]
+pub struct InputFile {
+    log: InputLog,
+    file: Arc<File>,
+}
+
+impl InputFile {
+    /// Creates the record, or opens the one that is replayed.
+    pub(crate) fn open(log: &InputLog) -> anyhow::Result<Self> {
+        let (option, path, file) = match log {
+            InputLog::Record(path) => ("--record", path, File::create(path)),
+            InputLog::Replay(path) => ("--replay", path, File::open(path)),
+        };
+        let file = file.with_context(|| format!("{option} {}", path.display()))?;
+        Ok(Self { log: log.clone(), file: Arc::new(file) })
+    }
+}
+
+/// The first line of a record.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Head {
+    tofu_input: u32,
+    machine: String,
+}
+
+/// A line of a record: input that came to a guest at a boundary.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    ps: Ps,
+    node: String,
+    port: Port,
+    base64: String,
+}
+
+/// A line of a record that is replayed.
+struct Entry {
+    ps: Ps,
+    guest: usize,
+    port: Port,
+    bytes: Vec<u8>,
+}
+
+/// The sources of a guest's input.
+#[derive(Default)]
+struct Guest {
+    /// The other ends of what its console and agent are written to.
+    sources: Option<[UnixStream; PORTS]>,
+    /// Bytes that have been sent to each port, by the guest's page.
+    sent: [u64; PORTS],
+    /// Input that it gets with the next answer.
+    pending: Input,
+}
+
+struct State {
+    guests: Vec<Guest>,
+    record: Option<Record>,
+    replay: Option<VecDeque<Entry>>,
+}
+
+/// A record that is being written.
+struct Record {
+    path: PathBuf,
+    file: BufWriter<Arc<File>>,
+}
+
+impl Record {
+    fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.file, line)?;
+        self.file.write_all(b"\n")
+    }
+}
+
+/// The input of all guests.
+pub(super) struct Outside {
+    nodes: Vec<(NodeId, Coords)>,
+    between: Arc<Between>,
+    state: Mutex<State>,
+}
+
+impl Outside {
+    /// The input of the guests of these nodes, in the order of their numbers. `machine` says what a
+    /// record is of.
+    ///
+    /// # Errors
+    ///
+    /// If a record cannot be written, or is not one of such a machine.
+    pub(super) fn new(
+        nodes: Vec<(NodeId, Coords)>,
+        between: Arc<Between>,
+        input: Option<&InputFile>,
+        machine: String,
+    ) -> anyhow::Result<Self> {
+        let (mut record, mut replay) = (None, None);
+        if let Some(InputFile { log, file }) = input {
+            match log {
+                InputLog::Record(path) => {
+                    let file = BufWriter::new(Arc::clone(file));
+                    let mut new = Record { path: path.clone(), file };
+                    new.line(&Head { tofu_input: VERSION, machine })?;
+                    new.file.flush()?;
+                    record = Some(new);
+                }
+                InputLog::Replay(path) => {
+                    let entries = read(file, &machine, &nodes);
+                    let entries = entries.with_context(|| format!("--replay {}", path.display()));
+                    replay = Some(entries?);
+                }
+            }
+        }
+        let guests = nodes.iter().map(|_| Guest::default()).collect();
+        Ok(Self { nodes, between, state: Mutex::new(State { guests, record, replay }) })
+    }
+
+    /// Takes the sources of a node's guest, whose virtual machine is about to start.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be made not to block.
+    pub(super) fn attach(&self, node: NodeId, sources: [UnixStream; PORTS]) -> anyhow::Result<()> {
+        let guest = self.nodes.iter().position(|(id, _)| *id == node);
+        let guest = guest.context("the node has no guest")?;
+        for source in &sources {
+            source.set_nonblocking(true)?;
+        }
+        let sent = [0, 1].map(|port| self.between.pages.taken(guest, port));
+        lock(&self.state).guests[guest] =
+            Guest { sources: Some(sources), sent, pending: Input::default() };
+        Ok(())
+    }
+
+    /// Takes what has come until a boundary. Returns the nodes whose guests have input.
+    pub(super) fn take(&self, at: Ps) -> Vec<NodeId> {
+        let mut state = lock(&self.state);
+        let State { guests, record, replay } = &mut *state;
+        while let Some(entries) = replay
+            && let Some(entry) = entries.pop_front_if(|entry| entry.ps <= at)
+        {
+            let pending = &mut guests[entry.guest].pending[entry.port as usize];
+            let room = INPUT.saturating_sub(pending.len());
+            pending.extend(entry.bytes.iter().take(room));
+        }
+        let replays = replay.is_some();
+        for (number, (guest, (_, node))) in guests.iter_mut().zip(&self.nodes).enumerate() {
+            let Guest { sources: Some(sources), sent, pending } = guest else { continue };
+            for (port, source) in ALL.into_iter().zip(sources) {
+                let index = port as usize;
+                if replays {
+                    // It has been recorded.
+                    let _ = read_some(source, PIECE);
+                    continue;
+                }
+                let taken = self.between.pages.taken(number, index).min(sent[index]);
+                let waits = usize::try_from(sent[index] - taken).unwrap_or(usize::MAX);
+                let bytes = read_some(source, INPUT.saturating_sub(waits).min(PIECE));
+                if bytes.is_empty() {
+                    continue;
+                }
+                sent[index] += bytes.len() as u64;
+                if let Some(file) = record {
+                    let base64 = BASE64_STANDARD.encode(&bytes);
+                    let line = Line { ps: at, node: node.to_string(), port, base64 };
+                    if let Err(error) = file.line(&line).and_then(|()| file.file.flush()) {
+                        log::error!("the record {} ends here: {error}", file.path.display());
+                        *record = None;
+                    }
+                }
+                pending[index].extend(bytes);
+            }
+        }
+        let all = guests.iter().zip(&self.nodes);
+        let has_input = all.filter(|(guest, _)| guest.pending.iter().any(|port| !port.is_empty()));
+        has_input.map(|(_, (node, _))| *node).collect()
+    }
+
+    /// The input that a guest gets now.
+    pub(super) fn input(&self, guest: usize) -> Input {
+        let mut state = lock(&self.state);
+        state
+            .guests
+            .get_mut(guest)
+            .map(|guest| std::mem::take(&mut guest.pending))
+            .unwrap_or_default()
+    }
+}
+
+/// What a source has, at most so many bytes. One that has ended has nothing.
+fn read_some(mut source: &UnixStream, most: usize) -> Vec<u8> {
+    let mut bytes = vec![0; most];
+    let count = source.read(&mut bytes).unwrap_or(0);
+    bytes.truncate(count);
+    bytes
+}
+
+/// Reads a record of a machine.
+fn read(file: &File, machine: &str, nodes: &[(NodeId, Coords)]) -> anyhow::Result<VecDeque<Entry>> {
+    let mut lines = BufReader::new(file).lines();
+    let head = lines.next().context("an empty file")??;
+    let head: Head = serde_json::from_str(&head).context("line 1: this is no record of input")?;
+    let version = head.tofu_input;
+    ensure!(version == VERSION, "line 1: a record of version {version}, not {VERSION}");
+    ensure!(
+        head.machine == machine,
+        "it was recorded on another machine: {}; this one is {machine}",
+        head.machine
+    );
+    let mut entries = VecDeque::new();
+    for (line, number) in lines.zip(2..) {
+        let entry = line.map_err(Into::into).and_then(|line| entry(&line, nodes));
+        let entry = entry.with_context(|| format!("line {number}"))?;
+        if entries.back().is_some_and(|last: &Entry| entry.ps < last.ps) {
+            bail!("line {number}: it is earlier than the line before");
+        }
+        entries.push_back(entry);
+    }
+    Ok(entries)
+}
+
+fn entry(line: &str, nodes: &[(NodeId, Coords)]) -> anyhow::Result<Entry> {
+    let Line { ps, node, port, base64 } = serde_json::from_str(line)?;
+    let guest = nodes.iter().position(|(_, at)| at.to_string() == node);
+    let guest = guest.with_context(|| format!("the machine has no guest at {node}"))?;
+    let bytes = BASE64_STANDARD.decode(base64)?;
+    ensure!(bytes.len() <= INPUT, "{} bytes; {INPUT} at most", bytes.len());
+    Ok(Entry { ps, guest, port, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tofu_pace::pages::Pages;
+
+    const MACHINE: &str = "a machine";
+
+    fn outside(log: Option<&InputLog>, machine: &str) -> anyhow::Result<Outside> {
+        let pages = Pages::new(2, 1000, 0).unwrap();
+        let between = Arc::new(Between { pages, longest_step: 1 });
+        let at = |x| Coords { x, ..Coords::default() };
+        let nodes = vec![(NodeId(0), at(0)), (NodeId(7), at(1))];
+        let input = log.map(InputFile::open).transpose()?;
+        Outside::new(nodes, between, input.as_ref(), machine.to_owned())
+    }
+
+    /// Our ends of what a guest's console and agent are written to.
+    fn attached(outside: &Outside, node: NodeId) -> [UnixStream; PORTS] {
+        let [console, agent] = [0, 1].map(|_| UnixStream::pair().unwrap());
+        outside.attach(node, [console.1, agent.1]).unwrap();
+        [console.0, agent.0]
+    }
+
+    #[test]
+    fn input_comes_at_boundaries_and_again_in_a_replay() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_owned();
+        let first = outside(Some(&InputLog::Record(path.clone())), MACHINE).unwrap();
+        let [mut console, mut agent] = attached(&first, NodeId(7));
+        assert!(first.take(1).is_empty());
+        console.write_all(b"typed").unwrap();
+        assert_eq!(first.take(2), [NodeId(7)]);
+        assert_eq!(first.input(1), [b"typed".to_vec(), Vec::new()]);
+        assert_eq!(first.input(1), Input::default());
+        agent.write_all(b"asked").unwrap();
+        assert_eq!(first.take(3), [NodeId(7)]);
+        drop(first);
+
+        let again = outside(Some(&InputLog::Replay(path.clone())), MACHINE).unwrap();
+        let [mut console, _agent] = attached(&again, NodeId(7));
+        // It has been recorded, and does not count any more.
+        console.write_all(b"other").unwrap();
+        assert!(again.take(1).is_empty());
+        assert_eq!(again.take(2), [NodeId(7)]);
+        assert_eq!(again.input(1), [b"typed".to_vec(), Vec::new()]);
+        assert_eq!(again.take(3), [NodeId(7)]);
+        assert_eq!(again.input(1), [Vec::new(), b"asked".to_vec()]);
+        assert!(again.take(4).is_empty());
+
+        let error = outside(Some(&InputLog::Replay(path)), "another").err().unwrap();
+        let error = format!("{error:#}");
+        assert!(error.ends_with("on another machine: a machine; this one is another"), "{error}");
+    }
+
+    #[test]
+    fn a_guest_that_takes_nothing_has_bounded_input() {
+        let outside = outside(None, MACHINE).unwrap();
+        let [mut console, mut agent] = attached(&outside, NodeId(0));
+        console.set_nonblocking(true).unwrap();
+        let mut got = 0;
+        for at in 0..50 {
+            // As much as the socket has room for.
+            while console.write(&[b'x'; 4096]).is_ok() {}
+            outside.take(at);
+            got += outside.input(0)[0].len();
+        }
+        assert_eq!(got, INPUT);
+        // Its other port is not affected.
+        agent.write_all(b"asked").unwrap();
+        outside.take(50);
+        assert_eq!(outside.input(0)[1], b"asked");
+    }
+
+    #[test]
+    fn bad_records_are_refused_by_line() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let head = format!("{{\"tofu_input\":1,\"machine\":\"{MACHINE}\"}}\n");
+        let line = |ps: u32, node: &str| {
+            format!("{{\"ps\":{ps},\"node\":\"{node}\",\"port\":\"agent\",\"base64\":\"AA==\"}}\n")
+        };
+        let there = "(0,0,0,0,0,0)";
+        for (text, why) in [
+            (String::new(), "an empty file"),
+            ("{}\n".into(), "line 1: this is no record of input"),
+            (head.replace(":1", ":9"), "line 1: a record of version 9, not 1"),
+            (head.clone() + &line(5, "(0,0,0,0,0,2)"), "the machine has no guest at (0,0,0,0,0,2)"),
+            (head.clone() + &line(5, there) + &line(4, there), "line 3: it is earlier than"),
+            (head.clone() + &line(5, there).replace("AA", "!"), "line 2: Invalid"),
+        ] {
+            std::fs::write(file.path(), text).unwrap();
+            let replay = InputLog::Replay(file.path().to_owned());
+            let error = format!("{:#}", outside(Some(&replay), MACHINE).err().unwrap());
+            assert!(error.starts_with("--replay ") && error.contains(why), "{error}");
+        }
+        let missing = InputLog::Replay(file.path().join("none"));
+        let error = format!("{:#}", outside(Some(&missing), MACHINE).err().unwrap());
+        assert!(error.starts_with("--replay "), "{error}");
+    }
+}
