@@ -1,5 +1,7 @@
 //! Carriers: what takes packets from node to node.
 
+use std::iter::Copied;
+use std::slice;
 use std::sync::Arc;
 
 use tofu_abi::TniId;
@@ -8,6 +10,7 @@ use tofu_links::Parameters;
 use crate::fabric::Passage;
 use crate::faults::Fate;
 use crate::shard::ShardId;
+use crate::ways::Ways;
 use crate::{DiscardReason, Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
 /// Learns the fate of packets.
@@ -183,8 +186,17 @@ impl Direct {
 
     /// Takes a packet along its way without an observer. Returns where it has arrived. It stays
     /// where it is in this process's memory: to move packets costs more than the way.
-    pub(crate) fn pass<B>(&self, packet: &mut Packet<B>) -> Result<NodeId, Lost> {
-        match self.set_out(packet, &mut None, &mut Unobserved) {
+    #[inline]
+    pub(crate) fn pass<B>(&self, packet: &mut Packet<B>, ways: &mut Ways) -> Result<NodeId, Lost> {
+        let end = match ways.of(self.fabric.id(), self.fabric.shape(), packet) {
+            Some(way) => {
+                self.enter(way.from(), packet, &mut Unobserved);
+                let hops = way.hops().iter().copied();
+                self.travel(packet, hops, Place::source(way.from()), None, &mut Unobserved)
+            }
+            None => self.set_out(packet, &mut None, &mut Unobserved),
+        };
+        match end {
             End::Arrived(place) => Ok(place.at),
             End::Lost(lost) => Err(lost),
             End::Beyond(Beyond { place, hop, .. }) => {
@@ -510,6 +522,7 @@ impl Lost {
 #[derive(Clone)]
 enum Rest<'a> {
     Route(Route<'a>),
+    Known(Copied<slice::Iter<'a, Hop>>),
     One(Hop),
     End,
 }
@@ -520,12 +533,19 @@ impl<'a> From<Route<'a>> for Rest<'a> {
     }
 }
 
+impl<'a> From<Copied<slice::Iter<'a, Hop>>> for Rest<'a> {
+    fn from(hops: Copied<slice::Iter<'a, Hop>>) -> Self {
+        Self::Known(hops)
+    }
+}
+
 impl Iterator for Rest<'_> {
     type Item = Hop;
 
     fn next(&mut self) -> Option<Hop> {
         match *self {
             Self::Route(ref mut route) => route.next(),
+            Self::Known(ref mut hops) => hops.next(),
             Self::One(hop) => {
                 *self = Self::End;
                 Some(hop)

@@ -12,6 +12,7 @@ use tofu_links::Parameters;
 use crate::counters::{PortCounters, XbCounters, XbCycles};
 use crate::link::{BadErrors, LinkErrors, NoSuchLink, NoSuchNode};
 use crate::shard::{ShardId, Shards};
+use crate::ways::MachineId;
 use crate::{Hop, Link, ModelledLinks, NodeId, Port, Ps, Shape, TNIS};
 
 /// Bytes that a crossbar moves in a cycle: TofuD's data path has 128 bits (TofuD paper).
@@ -38,6 +39,7 @@ pub enum ErrorsRefused {
 /// that time and subtracts.
 #[derive(Debug)]
 pub struct Fabric {
+    id: MachineId,
     shape: Shape,
     nodes: Box<[NodeState]>,
     /// Held while the two ends of a link change together, or all links of a node.
@@ -137,7 +139,8 @@ impl Fabric {
     /// Creates the fabric of a machine of this shape, with all links up and all counters 0.
     pub fn new(shape: Shape) -> Self {
         let nodes = (0..shape.nodes()).map(|_| NodeState::default()).collect();
-        Self { shape, nodes, link_change: Mutex::new(()), modelled: None, own: None }
+        let id = MachineId::new();
+        Self { id, shape, nodes, link_change: Mutex::new(()), modelled: None, own: None }
     }
 
     /// Creates the fabric of one shard of a machine and of its links to other shards. Returns
@@ -175,6 +178,11 @@ impl Fabric {
     /// The time that modelled links have reached, in picoseconds; `None` for direct ones.
     pub fn modelled_ps(&self) -> Option<Ps> {
         self.modelled.as_ref().map(|links| links.now())
+    }
+
+    /// Tells it from all others of this process.
+    pub(crate) const fn id(&self) -> &MachineId {
+        &self.id
     }
 
     /// The machine's shape.

@@ -25,6 +25,7 @@ mod packet;
 mod routing;
 mod shard;
 mod tap;
+mod ways;
 pub mod wire;
 mod wires;
 
@@ -42,6 +43,7 @@ pub use shard::{BadShards, Block, ShardId, Shards};
 pub use tap::{Direction, Observation, OnLink, Tap, TapPoint};
 pub use tofu_abi::topology::{Axis, NodeId, Port, Shape, ShapeError};
 pub use tofu_links::Ps;
+pub use ways::Ways;
 pub use wires::{ModelledCarrier, Progress, Wires};
 
 use tofu_abi::regs::NUM_TNI;

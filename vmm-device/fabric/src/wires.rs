@@ -15,7 +15,7 @@ use crate::modelled::ModelledLinks;
 use crate::shard::ShardId;
 use crate::{
     Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId,
-    Packet, Ps, Shape, Tap, Timing,
+    Packet, Ps, Shape, Tap, Timing, Ways,
 };
 
 /// Takes packets over links in modelled time. It has no clock: its driver says until when it runs.
@@ -213,10 +213,10 @@ impl<B> Wires<B> {
     /// Takes a packet along its way, if nothing [observes](Wires::is_observed) it, without moving
     /// it in memory. Returns where it has arrived or was lost, which nothing else reports. Returns
     /// `None` if it has not set out because something observes it: then it takes
-    /// [`Carrier::inject`].
+    /// [`Carrier::inject`]. `ways` are those that the thread has sent packets before.
     #[inline]
-    pub fn pass(&self, packet: &mut Packet<B>) -> Option<Result<NodeId, Lost>> {
-        (!self.is_observed()).then(|| self.direct.pass(packet))
+    pub fn pass(&self, packet: &mut Packet<B>, ways: &mut Ways) -> Option<Result<NodeId, Lost>> {
+        (!self.is_observed()).then(|| self.direct.pass(packet, ways))
     }
 
     /// Returns true if a TNI of a node accepts another request. If not, [`Deliver::room`] tells

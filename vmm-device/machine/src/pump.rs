@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tofu_abi::{Coords, Doorbell, Rcode, TniId};
 use tofu_fabric::{
     Carrier, Deliver, DiscardReason, Fabric, Lost, NodeId, Packet, Port, Progress, Ps, ShardId,
+    Ways,
 };
 use tofu_icc::{Body, Icc, Net, discard_rcode};
 
@@ -21,11 +22,11 @@ use crate::trace::Recorder;
 /// The time for which a fault holds back a packet that no other packet overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
 
-/// Maximum capacity of the memory that a thread keeps for the arrivals of its next view.
+/// Maximum capacity of the lists of arrivals that a thread keeps for its next view.
 const KEPT: usize = 64;
 
 thread_local! {
-    /// Memory for the arrivals of this thread's next view, because each doorbell creates a view.
+    /// State that this thread's next view takes over, because each doorbell creates a view.
     static ARRIVALS: Cell<Option<Box<Arrivals>>> = const { Cell::new(None) };
 }
 
@@ -47,6 +48,8 @@ struct Arrivals {
     /// Empty: takes what arrives while the other list is handled. Packets are large, so they stay
     /// where they are in a list until they were handled.
     next: Vec<Arrival>,
+    /// Ways that this thread has sent packets.
+    ways: Ways,
 }
 
 enum Arrival {
@@ -175,11 +178,15 @@ impl Parent for Shared<Icc> {
 impl Drop for Pump<'_> {
     fn drop(&mut self) {
         let Some(mut arrivals) = self.arrivals.take() else { return };
-        if arrivals.waiting.capacity().max(arrivals.next.capacity()) <= KEPT {
-            arrivals.waiting.clear();
-            // A thread that is ending has no memory for another view.
-            let _ = ARRIVALS.try_with(|kept| kept.set(Some(arrivals)));
+        let Arrivals { waiting, next, ways: _ } = &mut *arrivals;
+        for list in [waiting, next] {
+            list.clear();
+            if list.capacity() > KEPT {
+                *list = Vec::new();
+            }
         }
+        // A thread that is ending has no memory for another view.
+        let _ = ARRIVALS.try_with(|kept| kept.set(Some(arrivals)));
     }
 }
 
@@ -225,31 +232,32 @@ impl Net for Pump<'_> {
         self.shared.wires.is_modelled()
     }
 
-    fn inject(&mut self, mut packet: Packet<Body>) {
+    #[inline]
+    fn inject(&mut self, packet: Packet<Body>) {
         let shared = self.shared;
-        match shared.wires.pass(&mut packet) {
-            Some(Ok(node)) => self.arrivals().waiting.push(Arrival::Arrived(node, packet)),
-            Some(Err(lost)) => self.arrivals().waiting.push(Arrival::Discarded(lost, packet)),
-            None => {
-                shared.wires.inject(packet, self);
-                if shared.wires.is_modelled() {
-                    shared.courier.sent(self.now_ns);
-                }
-            }
+        let Arrivals { waiting, next: _, ways } = self.arrivals();
+        // It is in its place before it sets out, as to move it takes longer than its way.
+        waiting.push(Arrival::Arrived(NodeId::NOWHERE, packet));
+        let Some(Arrival::Arrived(place, packet)) = waiting.last_mut() else { return };
+        match shared.wires.pass(packet, ways) {
+            Some(Ok(node)) => *place = node,
+            Some(Err(lost)) => self.inject_last(Some(lost)),
+            None => self.inject_last(None),
         }
     }
 
     fn progress(&mut self) {
-        loop {
-            let Arrivals { waiting, next } = self.arrivals();
-            if waiting.is_empty() {
-                return;
-            }
+        while let Arrivals { waiting, next, .. } = self.arrivals()
+            && !waiting.is_empty()
+        {
             let mut arrivals = mem::replace(waiting, mem::take(next));
-            for arrival in &mut arrivals {
-                self.handle(arrival);
-                // What keeps memory in use, ends here and not with the last one.
-                *arrival = Arrival::Handled;
+            if let Some((last, others)) = arrivals.split_last_mut() {
+                for arrival in others {
+                    self.handle(arrival);
+                    // What keeps memory in use, ends here and not with the last one.
+                    *arrival = Arrival::Handled;
+                }
+                self.handle(last);
             }
             arrivals.clear();
             self.arrivals().next = arrivals;
@@ -262,6 +270,21 @@ impl Net for Pump<'_> {
 }
 
 impl Pump<'_> {
+    /// Reports the last packet as lost, or gives it to what observes packets.
+    #[cold]
+    fn inject_last(&mut self, lost: Option<Lost>) {
+        let Some(Arrival::Arrived(_, packet)) = self.arrivals().waiting.pop() else { return };
+        if let Some(lost) = lost {
+            self.arrivals().waiting.push(Arrival::Discarded(lost, packet));
+            return;
+        }
+        let shared = self.shared;
+        shared.wires.inject(packet, self);
+        if shared.wires.is_modelled() {
+            shared.courier.sent(self.now_ns);
+        }
+    }
+
     /// Runs a queue for one turn, unless its doorbell rang in an earlier life. `set_clock` is
     /// called before.
     fn run_once(

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use tofu_abi::{Coords, TniId};
 use tofu_fabric::{
     Carrier, Class, Deliver, Direction, DiscardReason, Disturb, Fabric, FaultPlan, LinkErrors,
-    NodeId, Observation, Packet, Port, Ppm, REORDER_DEPTH, Rates, Tap, TapPoint, Timing, Wires,
+    NodeId, Observation, Packet, Port, Ppm, REORDER_DEPTH, Rates, Tap, TapPoint, Timing, Ways,
+    Wires,
 };
 
 use tofu_links::{ErrorRate, Parameters};
@@ -107,12 +108,18 @@ fn percent(n: u32) -> Ppm {
 #[test]
 fn unobserved_packet_stays_where_it_is() {
     let wires = wires();
-    wires.fabric().set_link(node(3), Port::XPlus, false).unwrap();
-    for (from, to) in [(0, 2), (2, 0), (1, 1), (0, 4), (0, 9), (9, 0)] {
+    let mut ways = Ways::default();
+    let ends = [(0, 2), (2, 0), (1, 1), (0, 4), (0, 9), (9, 0)];
+    // The way of a packet is remembered the first time. It is the same later, also over links whose
+    // state has changed.
+    for ((from, to), up) in [true, false, true].map(|up| ends.map(|ends| (ends, up))).as_flattened()
+    {
+        let (from, to) = (*from, *to);
+        wires.fabric().set_link(node(3), Port::XPlus, *up).unwrap();
         let mut passed = packet(Class::Request, from, to, 1);
         let mut log = common::Log::default();
         wires.inject(passed.clone(), &mut log);
-        match wires.pass(&mut passed).expect("nothing observes it") {
+        match wires.pass(&mut passed, &mut ways).expect("nothing observes it") {
             Ok(at) => assert_eq!(log.arrived, [(at, passed)]),
             Err(lost) => {
                 assert_eq!(log.discarded, [(lost.at, lost.port, lost.reason, passed)]);
@@ -120,7 +127,7 @@ fn unobserved_packet_stays_where_it_is() {
         }
     }
     wires.set_faults(Some(FaultPlan::default())).unwrap();
-    assert_eq!(wires.pass(&mut packet(Class::Request, 0, 2, 1)), None);
+    assert_eq!(wires.pass(&mut packet(Class::Request, 0, 2, 1), &mut ways), None);
 }
 
 #[test]
