@@ -17,10 +17,15 @@ pub trait VolatileBuffer {
 
 #[inline]
 fn part<'a>(memory: &VolatileSlice<'a>, offset: usize, len: usize) -> VolatileSlice<'a> {
-    match memory.subslice(offset, len) {
-        Ok(part) => part,
-        Err(_) => panic!("{offset} + {len} is beyond a buffer of {} bytes", memory.len()),
+    memory.subslice(offset, len).unwrap_or_else(|_| refuse(memory.len(), offset, len))
+}
+
+#[cold]
+fn refuse(size: usize, offset: usize, len: usize) -> ! {
+    if offset.checked_add(len).is_some_and(|end| end <= size) {
+        panic!("an access of {len} bytes at {offset} is not aligned");
     }
+    panic!("{offset} + {len} is beyond a buffer of {size} bytes");
 }
 
 #[inline]
@@ -29,8 +34,11 @@ fn atomic<T: AtomicInteger, R>(
     offset: usize,
     f: impl FnOnce(&T) -> R,
 ) -> R {
-    let word = part(&buffer.memory(), offset, size_of::<T>());
-    f(word.get_atomic_ref(0).expect("typed accesses are aligned"))
+    let memory = buffer.memory();
+    match memory.get_atomic_ref(offset) {
+        Ok(word) => f(word),
+        Err(_) => refuse(memory.len(), offset, size_of::<T>()),
+    }
 }
 
 impl<B: VolatileBuffer> DmaBuffer for B {

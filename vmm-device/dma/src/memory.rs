@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use thiserror::Error;
 use vm_memory::{
     AtomicInteger, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    MemoryRegionAddress, VolatileMemory, VolatileSlice,
+    GuestRegionMmap, MemoryRegionAddress, VolatileMemory, VolatileSlice,
 };
 
 /// Ordering of a load of a word: everything that was written before its store is visible.
@@ -269,7 +269,11 @@ fn with_atomic<T: AtomicInteger>(
 
 impl DmaMemory for GuestMemoryMmap<()> {
     fn contains(&self, addr: u64, len: usize, _: Access) -> bool {
-        self.slice(addr, len).is_some() || self.check_range(GuestAddress(addr), len)
+        let within = |region: &GuestRegionMmap<()>| {
+            let start = addr.wrapping_sub(region.start_addr().0);
+            start < region.len() && len as u64 <= region.len() - start
+        };
+        self.iter().any(within) || self.check_range(GuestAddress(addr), len)
     }
 
     #[inline(always)]

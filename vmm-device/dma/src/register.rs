@@ -27,10 +27,11 @@ impl RegisterWrite {
     /// [`aligned`].
     pub fn at(offset: u64, data: &[u8]) -> Option<(u64, Self)> {
         let (at, shift) = aligned(offset, data.len())?;
-        let mut bytes = [0; 8];
-        bytes[..data.len()].copy_from_slice(data);
-        let mask = if data.len() == 8 { u64::MAX } else { 0xffff_ffff << shift };
-        Some((at, Self { mask, bits: u64::from_le_bytes(bytes) << shift }))
+        if let Ok(bytes) = data.try_into() {
+            return Some((at, Self { mask: u64::MAX, bits: u64::from_le_bytes(bytes) }));
+        }
+        let bits = u64::from(u32::from_le_bytes(data.try_into().ok()?)) << shift;
+        Some((at, Self { mask: 0xffff_ffff << shift, bits }))
     }
 
     /// The written bits; the others are 0. A register that sets or clears bits of another one uses
