@@ -42,6 +42,11 @@ impl<T> Held<T> {
         self.until = until;
     }
 
+    /// An entry that is held back, the oldest first.
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
+        self.entries.get(index)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

@@ -502,6 +502,10 @@ impl Completions {
         }
         // What completed before must be seen before.
         self.flush_tcq(w);
+        let none_waits = self.held_mrq.len() == 0 && w.policy.mrq_hold_ns == 0;
+        if none_waits && w.dma.load(SeqCst) && self.write_notice(entry, w) {
+            return;
+        }
         if self.held_mrq.push(entry, w.policy.mrq_hold_ns, w.now_ns) {
             self.flush_mrq(w);
         } else {
@@ -512,45 +516,15 @@ impl Completions {
     /// Writes the notices that were held back. Those for which there is no room yet wait; without
     /// bus mastering all do. Of more than [`MAX_DEFERRED`] the newest is lost.
     fn flush_mrq(&mut self, w: &mut Writer<'_>) {
-        let held = self.held_mrq.release();
         let dma = w.dma.load(SeqCst);
         let mut done = 0;
-        while dma && let Some(&entry) = held.get(done) {
-            let entries = u64::from(self.mrq.entries());
-            let consumed = w.page.load(CqReg::MrqFullPointer);
-            let waiting = self.mrq.count().wrapping_sub(consumed) & (2 * entries - 1);
-            if waiting >= entries {
-                self.full_since_ns = self.full_since_ns.min(w.now_ns);
-                if w.now_ns - self.full_since_ns < w.policy.patience_ns {
-                    break;
-                }
-                done += 1;
-                w.requests |= CqsIrqs::MRQ_OVERFLOW;
-                continue;
-            }
-            self.full_since_ns = u64::MAX;
+        while dma
+            && let Some(&entry) = self.held_mrq.get(done)
+            && self.write_notice(entry, w)
+        {
             done += 1;
-            let at = self.mrq_ipa.wrapping_add(u64::from(self.mrq.slot()) * MRQ_ENTRY_SIZE as u64);
-            let word0 = MrqWord0(entry.0[0]).with_flip(self.mrq.flip());
-            // Its first word has the flip bit: an entry is never valid before it is whole.
-            let written = w.memory.store_entry(at, [word0.0, entry.0[1], entry.0[2], entry.0[3]]);
-            if written.is_err() {
-                w.requests |= CqsIrqs::MRQ_WRITE_EXCEPTION;
-                continue;
-            }
-            self.mrq.advance();
-            w.lane.kept(Point::Notice);
-            w.page.add(CqReg::MrqNumNotice, 1);
-            if w.policy.interrupt_mask >> word0.id() & 1 != 0 {
-                continue;
-            }
-            let policy = &w.policy;
-            if self.interrupt.add(1, policy.interrupt_count, policy.interrupt_hold_ns, w.now_ns) {
-                w.requests |= CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
-            } else {
-                w.held_until = w.held_until.min(self.interrupt.until());
-            }
         }
+        let held = self.held_mrq.release();
         held.drain(..done);
         if held.len() > MAX_DEFERRED {
             held.pop();
@@ -560,6 +534,44 @@ impl Completions {
             self.held_mrq.hold(w.now_ns.saturating_add(RETRY_NS));
             w.held_until = w.held_until.min(self.held_mrq.until());
         }
+    }
+
+    /// Writes a notice, or drops it if there was no room for so long that it is lost. Returns false
+    /// if it has to wait for room.
+    fn write_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) -> bool {
+        let entries = u64::from(self.mrq.entries());
+        let consumed = w.page.load(CqReg::MrqFullPointer);
+        let waiting = self.mrq.count().wrapping_sub(consumed) & (2 * entries - 1);
+        if waiting >= entries {
+            self.full_since_ns = self.full_since_ns.min(w.now_ns);
+            if w.now_ns - self.full_since_ns < w.policy.patience_ns {
+                return false;
+            }
+            w.requests |= CqsIrqs::MRQ_OVERFLOW;
+            return true;
+        }
+        self.full_since_ns = u64::MAX;
+        let at = self.mrq_ipa.wrapping_add(u64::from(self.mrq.slot()) * MRQ_ENTRY_SIZE as u64);
+        let word0 = MrqWord0(entry.0[0]).with_flip(self.mrq.flip());
+        // Its first word has the flip bit: an entry is never valid before it is whole.
+        let written = w.memory.store_entry(at, [word0.0, entry.0[1], entry.0[2], entry.0[3]]);
+        if written.is_err() {
+            w.requests |= CqsIrqs::MRQ_WRITE_EXCEPTION;
+            return true;
+        }
+        self.mrq.advance();
+        w.lane.kept(Point::Notice);
+        w.page.add(CqReg::MrqNumNotice, 1);
+        if w.policy.interrupt_mask >> word0.id() & 1 != 0 {
+            return true;
+        }
+        let policy = &w.policy;
+        if self.interrupt.add(1, policy.interrupt_count, policy.interrupt_hold_ns, w.now_ns) {
+            w.requests |= CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
+        } else {
+            w.held_until = w.held_until.min(self.interrupt.until());
+        }
+        true
     }
 
     /// Writes what was held back.

@@ -137,7 +137,9 @@ impl Icc {
 
     fn write_cq(&self, tni: TniId, cq: CqId, reg: CqReg, write: RegisterWrite) {
         let queue = self.queue(tni, cq);
-        if let Some(word) = DIRECT.iter().position(|direct| *direct == reg) {
+        if reg != CqReg::FetchStart
+            && let Some(word) = DIRECT.iter().position(|direct| *direct == reg)
+        {
             if !queue.enabled() {
                 self.not_enabled(tni, cq, reg);
                 return;

@@ -112,7 +112,7 @@ impl CommandTiming {
     /// command brings its data, or has none.
     pub(crate) fn issue(&self, header: Header1, body: &Body) -> u64 {
         let fetched = header.source_type() != source_type::DIRECT;
-        let read = body.payload_bytes().0 > 0;
+        let read = body.reads_memory();
         let ways = u64::from(fetched) + u64::from(read);
         let far = match body {
             Body::Put { request, .. } | Body::Get { request } | Body::Armw { request, .. } => {
@@ -154,6 +154,19 @@ impl CommandTiming {
 }
 
 impl Body {
+    /// Returns true if data of the packet is read from memory where it is sent.
+    fn reads_memory(&self) -> bool {
+        match self {
+            Self::Put { payload, .. } | Self::GetData { payload, .. } => match payload {
+                Payload::Inline { .. } => false,
+                Payload::Bytes(data) => !data.is_empty(),
+                Payload::Guest { segments, .. } => segments.iter().any(|run| run.len > 0),
+            },
+            Self::Frame { frame, .. } => !frame.is_empty(),
+            _ => false,
+        }
+    }
+
     /// Bytes of data in the packet that are read from memory where it is sent, and written where
     /// it arrives; those that came with a command are only written.
     pub fn payload_bytes(&self) -> (u64, u64) {
