@@ -99,6 +99,24 @@ pub trait DmaBuffer {
     /// Stores 8 bytes in one access.
     fn store_u64(&self, offset: usize, value: u64, order: Ordering);
 
+    /// Loads words that follow each other, each as [`DmaBuffer::load_u64`] does.
+    #[inline]
+    fn load_words<const N: usize>(&self, offset: usize, order: Ordering) -> [u64; N] {
+        let mut words = [0; N];
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = self.load_u64(offset + 8 * i, order);
+        }
+        words
+    }
+
+    /// Stores words that follow each other, each as [`DmaBuffer::store_u64`] does.
+    #[inline]
+    fn store_words<const N: usize>(&self, offset: usize, words: [u64; N], order: Ordering) {
+        for (i, word) in words.into_iter().enumerate() {
+            self.store_u64(offset + 8 * i, word, order);
+        }
+    }
+
     /// Loads 4 bytes in one access.
     fn load_u32(&self, offset: usize, order: Ordering) -> u32;
 

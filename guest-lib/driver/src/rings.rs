@@ -308,10 +308,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
     fn write_operands(&self, count: u64, descriptor: &Descriptor) {
         let at = self.slot(count) * DESC_SIZE;
         let [_, a, b, c] = descriptor.0;
-        let toq = &self.memory.toq;
-        toq.store_u64(at + 8, a, Ordering::Relaxed);
-        toq.store_u64(at + 16, b, Ordering::Relaxed);
-        toq.store_u64(at + 24, c, Ordering::Relaxed);
+        self.memory.toq.store_words(at + 8, [a, b, c], Ordering::Relaxed);
     }
 
     fn write_header(&self, count: u64, header: Header1) {
@@ -367,8 +364,8 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
     pub fn poll_mrq(&mut self) -> Option<Notice> {
         let word0 = self.load_mrq()?;
         let at = self.receive.slot() as usize * MRQ_ENTRY_SIZE;
-        let word = |i: usize| self.memory.mrq.load_u64(at + i * 8, Ordering::Relaxed);
-        let notice = MrqEntry([word0.0, word(1), word(2), word(3)]);
+        let [a, b, c] = self.memory.mrq.load_words(at + 8, Ordering::Relaxed);
+        let notice = MrqEntry([word0.0, a, b, c]);
         self.receive.advance();
         // A register write for every notice would cost more than the notice.
         if self.receive.count() - self.full_pointer >= u64::from(self.receive.entries()) / 4 {

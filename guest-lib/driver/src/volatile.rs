@@ -34,9 +34,14 @@ fn atomic<T: AtomicInteger, R>(
     offset: usize,
     f: impl FnOnce(&T) -> R,
 ) -> R {
-    let memory = buffer.memory();
+    f(aligned(&buffer.memory(), offset))
+}
+
+/// The word at this offset of memory.
+#[inline]
+fn aligned<'a, T: AtomicInteger>(memory: &'a VolatileSlice<'_>, offset: usize) -> &'a T {
     match memory.get_atomic_ref(offset) {
-        Ok(word) => f(word),
+        Ok(word) => word,
         Err(_) => refuse(memory.len(), offset, size_of::<T>()),
     }
 }
@@ -58,6 +63,24 @@ impl<B: VolatileBuffer> DmaBuffer for B {
     #[inline]
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
         atomic(self, offset, |word: &AtomicU64| word.store(value.to_le(), order));
+    }
+
+    #[inline]
+    fn load_words<const N: usize>(&self, offset: usize, order: Ordering) -> [u64; N] {
+        let words = part(&self.memory(), offset, 8 * N);
+        let mut values = [0; N];
+        for (i, value) in values.iter_mut().enumerate() {
+            *value = u64::from_le(aligned::<AtomicU64>(&words, 8 * i).load(order));
+        }
+        values
+    }
+
+    #[inline]
+    fn store_words<const N: usize>(&self, offset: usize, values: [u64; N], order: Ordering) {
+        let words = part(&self.memory(), offset, 8 * N);
+        for (i, value) in values.into_iter().enumerate() {
+            aligned::<AtomicU64>(&words, 8 * i).store(value.to_le(), order);
+        }
     }
 
     fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
