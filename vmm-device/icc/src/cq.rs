@@ -1,6 +1,6 @@
 //! A control queue: its registers and its life.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Release, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -244,7 +244,8 @@ impl Cq {
         let status = CqsStatus(0)
             .with_next_descriptor_offset_units(ring.slot())
             .with_blank_entry_flip_bit(!ring.flip());
-        self.next.store(status.0, SeqCst);
+        // Nothing else depends on it, and this is done for each descriptor.
+        self.next.store(status.0, Release);
     }
 
     fn status(&self) -> u64 {

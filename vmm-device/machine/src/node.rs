@@ -285,11 +285,13 @@ impl Node {
             let Some(first) = inline.rung.take() else { return };
             let more = inline.more.take();
             let Some(machine) = self.host.machine.upgrade() else { return };
-            for (tni, bell) in [first].into_iter().chain(more) {
+            let run = |(tni, bell)| {
                 if machine.run(self, tni, bell) {
                     self.host.enqueue(tni, bell);
                 }
-            }
+            };
+            run(first);
+            more.into_iter().for_each(run);
         });
     }
 }
