@@ -376,7 +376,10 @@ impl ClientMemory {
             // Outside of the lock: the last range of a file may unmap it. Those who wait for the
             // lock go first.
             drop(taken);
-            thread::yield_now();
+            // A processor that is given away is long gone on a busy host.
+            if result == Ok(true) {
+                thread::yield_now();
+            }
         }
         // Transfers are bounded, and never wait.
         self.transfers.drain();
