@@ -9,13 +9,12 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::{copy_nonoverlapping, null_mut};
 use std::sync::Mutex;
 use std::thread;
 
 use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
-use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::io::{Errno, pwrite};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use tofu_process::lock;
 
 use super::stop::{self, StopError};
@@ -233,8 +232,9 @@ impl OwnMemory {
         if added > 0 {
             ftruncate(&pages.file, pages.end + added)?;
             pages.end += added;
+            let with_stack = has_stack(&areas, start, end);
             // SAFETY: as promised to this function.
-            unsafe { move_all(&pages.file, &pieces)? };
+            unsafe { move_all(&pages.file, &pieces, with_stack)? };
         }
         let mut runs: Vec<(u64, u64)> = Vec::new();
         for Piece { area, offset, .. } in pieces {
@@ -248,51 +248,67 @@ impl OwnMemory {
     }
 }
 
-/// Moves pieces into the file while all other threads are stopped, including the caller's, whose
-/// stack may be among them.
+/// Moves pieces into the file while all other threads are stopped. If the caller's stack may be
+/// among them, the caller is stopped as well.
 ///
 /// # Safety
 ///
 /// As for [`OwnMemory::share`].
-unsafe fn move_all(file: &OwnedFd, pieces: &[Piece]) -> Result<(), ShareError> {
-    // All that needs memory or can fail comes before.
-    let mut moves = Vec::new();
-    for Piece { area, offset, .. } in pieces.iter().filter(|piece| piece.moves) {
-        let len = (area.end - area.start) as usize;
-        let (flags, rights) = (MapFlags::SHARED, ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a new mapping, at an address that the kernel chooses, overlaps nothing.
-        let copy = unsafe { mmap(null_mut(), len, rights, flags, file.as_fd(), *offset)? };
-        moves.push((copy as usize, area.start as usize, len, area.protection(), *offset));
-    }
+unsafe fn move_all(file: &OwnedFd, pieces: &[Piece], with_stack: bool) -> Result<(), ShareError> {
+    // Nothing in it needs memory of the heap, as a stopped thread may hold the heap's lock.
     let mover = || {
-        let others = stop::others()?;
-        let mut result = Ok(());
-        for &(copy, start, len, rights, offset) in &moves {
-            let flags = MapFlags::SHARED | MapFlags::FIXED;
-            // SAFETY: both are mapped, and `len` bytes long. The new pages hold what the old ones
-            // held, and those have not changed: no other thread runs.
-            let moved = unsafe {
-                copy_nonoverlapping(start as *const u8, copy as *mut u8, len);
-                mmap(start as *mut _, len, rights, flags, file.as_fd(), offset)
-            };
-            if let Err(error) = moved {
-                result = Err(error.into());
-                break;
-            }
+        let _others = stop::others()?;
+        for piece in pieces.iter().filter(|piece| piece.moves) {
+            // SAFETY: as promised to this function; no other thread runs.
+            unsafe { move_one(file, piece)? };
         }
-        drop(others);
-        result
+        Ok(())
     };
-    let moved = thread::scope(|scope| {
+    if !with_stack {
+        return mover();
+    }
+    thread::scope(|scope| {
         let thread = thread::Builder::new().name("tofu pages".into()).stack_size(STACK);
         let thread = thread.spawn_scoped(scope, mover)?;
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    });
-    for (copy, _, len, ..) in moves {
-        // SAFETY: mapped above, and there are no pointers to it.
-        let _ = unsafe { munmap(copy as *mut _, len) };
+    })
+}
+
+/// Moves a piece into the file, as a whole: the kernel copies it and enters all of its pages at
+/// once, where each would be a fault otherwise, and one more when it is used.
+///
+/// # Safety
+///
+/// As for [`OwnMemory::share`]. No other thread runs, and the caller's stack is elsewhere.
+unsafe fn move_one(file: &OwnedFd, Piece { area, offset, .. }: &Piece) -> Result<(), ShareError> {
+    let len = (area.end - area.start) as usize;
+    // SAFETY: it is mapped and may be read, and does not change, as no other thread runs.
+    let mut rest = unsafe { std::slice::from_raw_parts(area.start as *const u8, len) };
+    let mut at = *offset;
+    while !rest.is_empty() {
+        match pwrite(file, rest, at) {
+            Ok(0) => return Err(Errno::NOSPC.into()),
+            Ok(written) => {
+                at += written as u64;
+                rest = rest.get(written..).unwrap_or_default();
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
-    moved
+    let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
+    // SAFETY: the new pages hold what the old ones hold.
+    unsafe { mmap(area.start as *mut _, len, area.protection(), flags, file.as_fd(), *offset)? };
+    Ok(())
+}
+
+/// Returns true if pages from `start` to `end` may be of this thread's stack.
+fn has_stack(areas: &[Area], start: u64, end: u64) -> bool {
+    let here = 0u8;
+    let here = (&raw const here) as u64;
+    // One that is not found is one that has grown since.
+    let own = areas.iter().find(|area| (area.start..area.end).contains(&here));
+    own.is_none_or(|own| own.start < end && start < own.end)
 }
 
 /// Touches the stack some way down, so that there is a part below that still grows.
@@ -304,7 +320,8 @@ fn deepen_stack() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::ptr::null_mut;
+    use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
     /// Reads some runs of a file.
     fn in_file(file: &OwnedFd, runs: &[(u64, u64)]) -> Vec<u8> {
@@ -349,6 +366,45 @@ mod tests {
             assert_eq!(read(), expected(words), "{round}: it is the same memory");
         }
         assert_eq!(stack[1].load(Ordering::Relaxed), 2);
+    }
+
+    /// Faults of this thread so far.
+    fn faults() -> i64 {
+        // SAFETY: a structure of integers, which the call fills.
+        unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
+            usage.ru_minflt
+        }
+    }
+
+    /// To move 256 pages, and to write to each afterwards, takes no fault a page. They are no pages
+    /// of the heap, which other tests would get later.
+    #[test]
+    fn pages_move_as_a_range() {
+        let memory = OwnMemory::default();
+        let region = vm_memory::MmapRegion::<()>::new(257 << 12).unwrap();
+        let pages = region.as_ptr() as usize;
+        let byte = |page: usize| -> &AtomicU8 {
+            // SAFETY: in the region, which only this test uses.
+            unsafe { AtomicU8::from_ptr((pages + (page << 12)) as *mut u8) }
+        };
+        (0..257).for_each(|page| byte(page).store(page as u8, Ordering::Relaxed));
+        let share = |page: usize, count: usize| {
+            // SAFETY: memory of this test's, accessed by atomics.
+            unsafe { memory.share(pages + (page << 12), count << 12, false).unwrap() }
+        };
+        // What the first call needs once.
+        share(0, 1);
+        let before = faults();
+        share(1, 256);
+        (1..257).step_by(2).for_each(|page| byte(page).store(7, Ordering::Relaxed));
+        let faults = faults() - before;
+        assert!(faults < 64, "{faults} faults for 256 pages");
+        let all_right = |page: usize| {
+            byte(page).load(Ordering::Relaxed) == (if page % 2 == 1 { 7 } else { page as u8 })
+        };
+        assert!((0..257).all(all_right));
     }
 
     #[test]

@@ -40,7 +40,11 @@ impl From<io::Error> for StopError {
 }
 
 /// Other threads stand still as long as this is there.
-pub(super) struct Stopped(#[allow(dead_code, reason = "it is held")] MutexGuard<'static, ()>);
+pub(super) struct Stopped {
+    _guard: MutexGuard<'static, ()>,
+    /// The threads. Freed when they run again: one may have been stopped with the allocator's lock.
+    told: Vec<i32>,
+}
 
 impl Drop for Stopped {
     fn drop(&mut self) {
@@ -162,12 +166,13 @@ pub(super) fn others() -> Result<Stopped, StopError> {
     let guard = STOPPING.lock().unwrap_or_else(PoisonError::into_inner);
     let number = signal().ok_or_else(|| io::Error::other("no real-time signal is unused"))?;
     let threads = Threads::open()?;
-    let mut told = Vec::with_capacity(MAX_THREADS);
+    let told = Vec::with_capacity(MAX_THREADS);
     // SAFETY: no requirements.
     let (process, own) = unsafe { (libc::getpid(), libc::gettid()) };
     STOPPED.store(0, Ordering::SeqCst);
     ROUND.fetch_add(1, Ordering::SeqCst);
-    let stopped = Stopped(guard);
+    let mut stopped = Stopped { _guard: guard, told };
+    let told = &mut stopped.told;
     let start = Instant::now();
     loop {
         // A thread that runs can make others: when all have stopped there are no more new ones.
