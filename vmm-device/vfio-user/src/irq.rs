@@ -1,8 +1,9 @@
-//! MSI-X vectors of a client: eventfds.
+//! MSI-X vectors of clients: eventfds.
 
 use std::fs;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -15,61 +16,35 @@ const ENTRY_SIZE: u64 = 16;
 /// The word of an entry whose lowest bit masks the vector.
 const VECTOR_CONTROL: u64 = 12;
 
-/// The eventfds that a client has bound to a device's vectors.
+/// The eventfds that clients have bound to a device's vectors.
 ///
 /// As with VFIO, the server owns the device's MSI-X table and the client keeps one for its guest: a
 /// vector is unmasked in the device's table while it has an eventfd. An interrupt that comes while
 /// it has none is pending until it has one.
-pub(crate) struct Vectors(Box<[Mutex<Option<OwnedFd>>]>);
+pub(crate) struct Vectors(Box<[Mutex<Option<Bound>>]>);
+
+struct Bound {
+    client: u16,
+    event: OwnedFd,
+}
 
 impl Vectors {
     pub(crate) fn new(count: u16) -> Self {
         Self((0..count).map(|_| Mutex::new(None)).collect())
     }
 
-    pub(crate) fn len(&self) -> u32 {
-        self.0.len() as u32
-    }
-
-    fn slot(&self, vector: u16) -> Option<MutexGuard<'_, Option<OwnedFd>>> {
+    fn slot(&self, vector: u16) -> Option<MutexGuard<'_, Option<Bound>>> {
         let slot = self.0.get(usize::from(vector))?;
         Some(lock(slot))
     }
 
-    /// Binds an eventfd to a vector, or none, and unmasks or masks the vector. After this the
-    /// former eventfd is not signalled any more.
-    ///
-    /// The caller has checked the descriptor ([`check_eventfd`]).
-    pub(crate) fn bind(&self, table: &MsixTable, vector: u16, event: Option<OwnedFd>) {
-        let masked = event.is_none();
-        if let Some(mut slot) = self.slot(vector) {
-            *slot = event;
-        }
-        mask(table, vector, masked);
-    }
-
-    /// Unmasks all vectors with an eventfd, as a reset of the device has masked them.
-    pub(crate) fn restore(&self, table: &MsixTable) {
-        for vector in 0..self.0.len() as u16 {
-            if self.slot(vector).is_some_and(|slot| slot.is_some()) {
-                mask(table, vector, false);
-            }
-        }
-    }
-
-    /// Unbinds all vectors.
-    pub(crate) fn clear(&self, table: &MsixTable) {
-        for vector in 0..self.0.len() as u16 {
-            self.bind(table, vector, None);
-        }
-    }
-
-    /// Signals a vector's eventfd, if it has one.
-    pub(crate) fn signal(&self, vector: u16) {
+    /// Signals a vector's eventfd, if it has one, of this client if one is given.
+    fn signal(&self, vector: u16, client: Option<u16>) {
         let Some(slot) = self.slot(vector) else {
             return;
         };
-        let Some(event) = slot.as_ref() else {
+        let whose = |bound: &&Bound| client.is_none_or(|client| client == bound.client);
+        let Some(Bound { event, .. }) = slot.as_ref().filter(whose) else {
             return;
         };
         // The client can make the descriptor block again; see the crate's documentation.
@@ -82,9 +57,80 @@ impl Vectors {
     }
 }
 
+/// The vectors as one client has them. Of a device that several share, each has those of the
+/// queues that it has opened: a vector is its client's from the first eventfd to the last.
+pub(crate) struct ClientVectors {
+    all: Arc<Vectors>,
+    client: u16,
+}
+
+impl ClientVectors {
+    pub(crate) const fn new(all: Arc<Vectors>, client: u16) -> Self {
+        Self { all, client }
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.all.0.len() as u32
+    }
+
+    fn each(&self) -> Range<u16> {
+        0..self.all.0.len() as u16
+    }
+
+    /// Binds an eventfd to a vector, or none, and unmasks or masks the vector. After this the
+    /// former eventfd is not signalled any more.
+    ///
+    /// The caller has checked the descriptor ([`check_eventfd`]).
+    ///
+    /// # Errors
+    ///
+    /// [`Errno::BUSY`] if the vector is another client's.
+    pub(crate) fn bind(
+        &self,
+        table: &MsixTable,
+        vector: u16,
+        event: Option<OwnedFd>,
+    ) -> Result<(), Errno> {
+        let masked = event.is_none();
+        if let Some(mut slot) = self.all.slot(vector) {
+            if slot.as_ref().is_some_and(|bound| bound.client != self.client) {
+                return if masked { Ok(()) } else { Err(Errno::BUSY) };
+            }
+            *slot = event.map(|event| Bound { client: self.client, event });
+        }
+        mask(table, vector, masked);
+        Ok(())
+    }
+
+    /// Unmasks all vectors with an eventfd, as a reset of the device has masked them.
+    pub(crate) fn restore(&self, table: &MsixTable) {
+        for vector in self.each() {
+            if self.all.slot(vector).is_some_and(|slot| slot.is_some()) {
+                mask(table, vector, false);
+            }
+        }
+    }
+
+    /// Unbinds all vectors of the client. Returns whether none of another client's is left.
+    pub(crate) fn clear(&self, table: &MsixTable) -> bool {
+        let mut all = true;
+        for vector in self.each() {
+            // Others' stay, without an error.
+            let _ = self.bind(table, vector, None);
+            all &= self.all.slot(vector).is_none_or(|slot| slot.is_none());
+        }
+        all
+    }
+
+    /// Signals a vector's eventfd, if the client has bound one.
+    pub(crate) fn signal(&self, vector: u16) {
+        self.all.signal(vector, Some(self.client));
+    }
+}
+
 impl MsiSink for Vectors {
     fn notify(&self, vector: u16, _: u64, _: u32) {
-        self.signal(vector);
+        self.signal(vector, None);
     }
 
     fn update(&self, _: u16, _: u64, _: u32, _: bool) {}

@@ -30,7 +30,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::channel::{Channel, ChannelError, Message};
 use crate::device::Device;
-use crate::irq::{Vectors, check_eventfd};
+use crate::irq::{ClientVectors, Vectors, check_eventfd};
 use crate::memory::{Backing, ClientMemory, HUGE, JointMemory, Limits, MapRequest, Rights};
 use crate::pages::{ClientPages, ClientWindows, Mappable};
 use crate::process::ClientProcess;
@@ -87,7 +87,7 @@ pub struct Server {
     mappable: Option<Mappable>,
     /// ENABLE registers that the client has written to, if others use the device as well.
     used: Option<Mutex<BTreeSet<u64>>>,
-    vectors: Arc<Vectors>,
+    vectors: ClientVectors,
     sockets: Mutex<Sockets>,
     /// Held while there is a client.
     attached: Mutex<()>,
@@ -177,7 +177,7 @@ impl Server {
         if let Some(table) = device.endpoint().msix() {
             table.connect(Arc::clone(&vectors) as Arc<dyn MsiSink>);
         }
-        Self::of(device, memory, mappable, vectors, None)
+        Self::of(device, memory, mappable, ClientVectors::new(vectors, 0), None)
     }
 
     /// Adds a node that `count` clients share, and makes a server for each of them. Client `index`
@@ -196,9 +196,13 @@ impl Server {
         let memory = Arc::new(JointMemory::new(count, backing, limits));
         let node = add_node(machine, at, Arc::clone(&memory) as _, pages.as_ref())?;
         let pages = pages.map(|pages| Mappable::Pages(Arc::new(pages)));
-        let servers = memory.clients().iter().map(|memory| {
+        let all = Arc::new(Vectors::new(node.endpoint().msix().map_or(0, MsixTable::len)));
+        if let Some(table) = node.endpoint().msix() {
+            table.connect(Arc::clone(&all) as Arc<dyn MsiSink>);
+        }
+        let servers = (0..).zip(memory.clients()).map(|(client, memory)| {
             let (device, memory) = (Device::Tofu(Arc::clone(&node)), Arc::clone(memory));
-            let vectors = Arc::new(Vectors::new(0));
+            let vectors = ClientVectors::new(Arc::clone(&all), client);
             Self::of(device, memory, pages.clone(), vectors, Some(Mutex::default()))
         });
         Ok(servers.collect())
@@ -208,7 +212,7 @@ impl Server {
         device: Device,
         memory: Arc<ClientMemory>,
         mappable: Option<Mappable>,
-        vectors: Arc<Vectors>,
+        vectors: ClientVectors,
         used: Option<Mutex<BTreeSet<u64>>>,
     ) -> Self {
         // Pages are of use only if the node looks at them.
@@ -426,14 +430,11 @@ impl Server {
         self.reset_used();
         self.memory.clear();
         self.memory.set_process(None);
-        if self.used.is_some() {
-            return;
-        }
-        if let Some(node) = self.device.tofu() {
-            node.renew_doorbell_events();
-        }
         if let Some(table) = self.device.endpoint().msix() {
             self.vectors.clear(table);
+        }
+        if let Some(node) = self.device.tofu().filter(|_| self.used.is_none()) {
+            node.renew_doorbell_events();
         }
     }
 
@@ -950,8 +951,9 @@ fn set_irqs(server: &Server, mut body: Fields<'_>, fds: Vec<OwnedFd>) -> Result<
     }
     if flags == NONE && count == 0 {
         if let Some(table) = server.device.endpoint().msix().filter(|_| index == irq::MSIX) {
-            server.enable_msix(false);
-            server.vectors.clear(table);
+            if server.vectors.clear(table) {
+                server.enable_msix(false);
+            }
         }
         return Ok(());
     }
@@ -971,12 +973,14 @@ fn set_irqs(server: &Server, mut body: Fields<'_>, fds: Vec<OwnedFd>) -> Result<
             wanted.for_each(|(vector, _)| server.vectors.signal(vector));
         }
         EVENTFD if fds.is_empty() => {
-            vectors.for_each(|vector| server.vectors.bind(table, vector, None));
+            for vector in vectors {
+                server.vectors.bind(table, vector, None)?;
+            }
         }
         EVENTFD if fds.len() == vectors.len() => {
             fds.iter().try_for_each(check_eventfd)?;
             for (vector, event) in vectors.zip(fds) {
-                server.vectors.bind(table, vector, Some(event));
+                server.vectors.bind(table, vector, Some(event))?;
             }
             server.enable_msix(true);
         }

@@ -124,7 +124,7 @@ impl SocketPlatform {
     }
 
     /// Attaches a device that `count` processes share, of which this one is `index`, and is served
-    /// at `socket`. It has no interrupts.
+    /// at `socket`. It has the interrupts of the queues that it opens.
     ///
     /// # Errors
     ///

@@ -1,15 +1,19 @@
 //! Two devices behind sockets, driven from here.
 
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
 use rustix::io::Errno;
+use tofu_abi::irq::vector;
 use tofu_abi::queue::MrqId;
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, CqId, Rcode, TniId};
-use tofu_driver::{Access, Cq, CqConfig, Device, MemoryRange, Order, Target, WaitError};
+use tofu_driver::{
+    Access, Cq, CqConfig, Device, IrqError, MemoryRange, Order, Platform, Target, WaitError,
+};
 use tofu_machine::{Doorbells, Machine, MachineConfig};
 use tofu_vfio_user::{Backing, ClientError, ClientMemory, ClientPages, Limits, Server};
 use tofu_vfio_user_client::{MapError, Mapping, SocketPlatform};
@@ -30,6 +34,25 @@ impl Served {
         let machine = Machine::new(MachineConfig { doorbells, ..config }).unwrap();
         machine.start().unwrap();
         Self { machine, servers: Vec::new() }
+    }
+
+    /// Two processes' parts of the node A.
+    fn attach_two(&mut self) -> [Device<SocketPlatform>; 2] {
+        let memory = (Backing::Process, Limits::DEFAULT);
+        let pages = Some(ClientPages::new().unwrap());
+        let servers = Server::joint(&self.machine, A, 2, memory, pages).unwrap();
+        let mut servers = servers.into_iter().map(Arc::new);
+        [0, 1].map(|index| {
+            let server = servers.next().unwrap();
+            let name = format!("tofu-attached-{}-{index}", std::process::id());
+            let address = SocketAddr::from_abstract_name(&name).unwrap();
+            let listener = UnixListener::bind_addr(&address).unwrap();
+            let serving = Arc::clone(&server);
+            let thread = thread::spawn(move || serving.run(listener).unwrap());
+            self.servers.push((server, thread));
+            let platform = SocketPlatform::connect_shared(&format!("@{name}"), index, 2).unwrap();
+            Device::probe(platform).unwrap()
+        })
     }
 
     fn attach(&mut self, at: Coords, backing: Backing) -> Device<SocketPlatform> {
@@ -162,6 +185,32 @@ fn server_maps_present_memory_of_processes() {
     match cq.wait_tcq(PATIENCE) {
         Ok(completion) => assert!(!completion.rcode.is_success()),
         Err(error) => assert!(matches!(error, WaitError::Exception(_)), "{error}"),
+    }
+}
+
+/// Each process has the vectors of its queues, and keeps them when the other one leaves.
+#[test]
+fn processes_of_a_node_have_their_interrupts() {
+    const TEST: &str = "processes_of_a_node_have_their_interrupts";
+    if !is_reached(TEST) {
+        return;
+    }
+    for doorbells in [Doorbells::Trapped, Doorbells::Polled] {
+        let mut served = Served::new(doorbells);
+        let [a, b] = served.attach_two();
+        let (mut first, mut second) = (open(&a, 0), open(&b, 1));
+        let (source, target) = (words(3), words(0));
+        let (mapped, from) = register(&mut first, &source);
+        let (_mapped, to) = register(&mut second, &target);
+        let here = Target::new(A, TniId::ALL[0]);
+        let put = Order::put(here, to.at(0), from.at(0), 8000);
+        assert_eq!(run(&mut first, &put), Rcode::SUCCESS);
+        let get = Order::get(here, from.at(0), to.at(0), 8000);
+        assert_eq!(run(&mut second, &get), Rcode::SUCCESS);
+        let other = vector::cq(TniId::ALL[0], CqId::ALL[1]);
+        assert_eq!(a.platform().irq_enable(other), Err(IrqError { vector: other }));
+        drop((first, mapped, a));
+        assert_eq!(run(&mut second, &Order::put(here, to.at(0), to.at(0), 8)), Rcode::SUCCESS);
     }
 }
 
