@@ -222,6 +222,17 @@ fn forked_rank_keeps_its_queue() {
     }
 }
 
+/// The interrupts of its queues wake each rank of a node.
+#[test]
+fn ranks_of_a_node_sleep() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("asleep.c") else { return };
+    for ppn in ["1", "2", "3"] {
+        let said = jobs.lines(&["-n", "6", "--ppn", ppn, &program]);
+        assert_eq!(said, (0..6).map(|rank| format!("{rank}: woken")).collect::<Vec<_>>(), "{ppn}");
+    }
+}
+
 #[test]
 fn ranks_share_nodes() {
     let jobs = Jobs::new();
