@@ -135,6 +135,8 @@ fn jobs_and_their_ends(job: &Job) {
 
     files_come_back(job);
 
+    script_on_machine(job);
+
     failures(job);
 
     // Ctrl-C also ends children that have left their rank's process group.
@@ -215,6 +217,39 @@ fn files_come_back(job: &Job) {
     let several = "tofu: now was written on several nodes; the last one's is kept\n";
     assert_eq!(said.err, several, "{said:?}");
     assert_eq!(sorted(&said.ok()), ["0: 0", "0: 1", "1: 0", "1: 1"]);
+}
+
+/// A job script's ranks run on the machine's nodes: programs of the host with its libraries,
+/// although `mpiexec` serves MPI, behind tools of the site, and scripts that call such tools.
+fn script_on_machine(job: &Job) {
+    let folder = job.place.path().join("batch");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(job.place.path().join("ring"), folder.join("ring")).unwrap();
+    let rank = "#!/bin/sh\nnumactl -C $TOFU_RANK echo $PJM_JOBNAME $A\n";
+    fs::write(folder.join("rank.sh"), rank).unwrap();
+    let script = "#!/bin/bash\n#PJM -L node=2 -N two\n#PJM -x A=1\n\
+                  mpiexec -of ring.out ./ring\nmpiexec -of wrapped.out numactl -C 0 ./ring\n\
+                  export A=2\nmpiexec -of script.out sh ./rank.sh\n";
+    fs::write(folder.join("job.sh"), script).unwrap();
+    let spool = job.place.path().join("spool");
+    let run = |args: &[&str]| {
+        let mut command = job.command(args);
+        command.current_dir(&folder).env("TOFU_SPOOL", &spool);
+        Running::start(command, b"").end(PATIENCE).ok()
+    };
+    let number = run(&["pjsub", "-z", "jid", "--machine", "two", "job.sh"]);
+    run(&["pjwait", number.trim()]);
+    let read = |name: &str| {
+        let text = fs::read_to_string(folder.join(name)).unwrap_or_default();
+        sorted(&text).join("|")
+    };
+    let said = read(&format!("two.{}.err", number.trim()));
+    let ring = "rank 0 of 2: hello from rank 1|rank 1 of 2: hello from rank 0";
+    assert_eq!((read("ring.out"), read("wrapped.out")), (ring.into(), ring.into()), "{said}");
+    let told = "numactl: ignored; echo runs without it";
+    assert_eq!(read("script.out"), format!("{told}|{told}|two 2|two 2"), "{said}");
+    assert!(said.contains("mpiexec: ignored: numactl"), "{said}");
+    job.nodes_are_clean();
 }
 
 /// Ranks know who they are, and have the variables that the job names.

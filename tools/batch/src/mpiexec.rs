@@ -15,6 +15,7 @@ use crate::environment::{MARK, SPOOL};
 use crate::record::Record;
 use crate::request::{Order, Request};
 use crate::resources::MOST;
+use crate::site;
 use crate::spool::Spool;
 
 /// The most ranks on a node of Fugaku's that have control queues here.
@@ -532,6 +533,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
     let machine = machine(&call, request)?;
     let local = machine.is_none();
     let files = files(&call, job);
+    let others = call.others.into_iter();
     Ok(JobSpec {
         ranks,
         map,
@@ -541,6 +543,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         mpi: true,
         env: variables_of(&call.variables, job, local)?,
         copy: Vec::new(),
+        tools: if local { Vec::new() } else { site::wrappers().collect() },
         out: None,
         cwd: (!local).then(|| PathBuf::from(".")),
         libs: Libs::Auto,
@@ -560,9 +563,20 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         driver: None,
         links: None,
         time: JobTime::default(),
-        program: call.program,
-        others: call.others,
+        program: bare(call.program, local),
+        others: others.map(|(ranks, words)| (ranks, bare(words, local))).collect(),
     })
+}
+
+/// Returns a program without stand-ins of the site in front. Nodes get the file that is named
+/// first, with its libraries, and that must be the program.
+fn bare(words: Vec<String>, local: bool) -> Vec<String> {
+    let inner = site::inside(&words);
+    if local || inner.len() == words.len() {
+        return words;
+    }
+    let _ = writeln!(io::stderr(), "mpiexec: ignored: {}", words[0]);
+    inner.to_vec()
 }
 
 /// Returns the torus of a call, and the ranks on each node. A call with few ranks has all nodes of
@@ -703,6 +717,11 @@ mod tests {
         assert!(found.local && found.mpi && found.no_prefix);
         let found = spec_of("-n 2 a", &job).unwrap();
         assert_eq!((found.ranks, found.ppn, found.map.unwrap().nodes()), (Some(2), Some(4), 6));
+        let words = "numactl -C 0 ./a -l";
+        assert_eq!(spec_of(words, &job).unwrap().program.len(), 5);
+        let found = spec_of(&format!("-machine m {words}"), &job).unwrap();
+        assert_eq!(found.program, ["./a", "-l"]);
+        assert!(found.tools.iter().any(|(name, _)| name == "numactl") && !found.local);
         job.record.request.order = Order::ByNode;
         assert_eq!(spec_of("a", &job).unwrap().order, RankOrder::RoundRobin);
         job.record.request.processes = Some(8);

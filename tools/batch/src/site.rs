@@ -47,6 +47,41 @@ pub(crate) fn all() -> impl Iterator<Item = (&'static str, String)> {
     ALL.into_iter().map(|(name, stand)| (name, text(stand)))
 }
 
+/// Returns the names and texts of those that run a program.
+pub(crate) fn wrappers() -> impl Iterator<Item = (String, String)> {
+    let wrappers = ALL.into_iter().filter(|(_, stand)| matches!(stand, Stand::Wrapper { .. }));
+    wrappers.map(|(name, stand)| (name.to_owned(), text(stand)))
+}
+
+/// Returns the program that a command line runs through such tools, with its arguments; the whole
+/// line if there is none.
+pub(crate) fn inside(words: &[String]) -> &[String] {
+    let Some((tool, mut rest)) = words.split_first() else { return words };
+    let found = ALL.iter().find(|(name, _)| name == tool);
+    let Some((_, Stand::Wrapper { valued })) = found else { return words };
+    while let Some((word, after)) = rest.split_first().filter(|(word, _)| word.starts_with('-')) {
+        rest = after;
+        match word.as_str() {
+            "--" => break,
+            word if takes_value(valued, word) => rest = rest.get(1..).unwrap_or_default(),
+            _ => {}
+        }
+    }
+    if rest.is_empty() { words } else { inside(rest) }
+}
+
+/// Returns whether an option has a value as the next word, by a pattern of the shell: texts, or a
+/// dash and letters in brackets, with bars between them.
+fn takes_value(valued: &str, option: &str) -> bool {
+    valued.split('|').any(|form| match form.strip_prefix("-[") {
+        Some(letters) => {
+            let letter = option.strip_prefix('-').filter(|letter| letter.len() == 1);
+            letter.is_some_and(|letter| letters.trim_end_matches(']').contains(letter))
+        }
+        None => form == option,
+    })
+}
+
 fn text(stand: Stand) -> String {
     match stand {
         Stand::Empty => String::new(),
@@ -94,9 +129,13 @@ mod tests {
             ("module load lang/tcsds-1.2.38", ""),
             ("spack load /abc", ""),
         ] {
-            let mut words = words.split(' ');
-            let program = folder.path().join(words.next().unwrap());
-            let output = Command::new(program).args(words).output().unwrap();
+            let words: Vec<_> = words.split(' ').map(str::to_owned).collect();
+            let program = folder.path().join(&words[0]);
+            let output = Command::new(program).args(&words[1..]).output().unwrap();
+            // Nodes get the program alone.
+            let inner = inside(&words);
+            let wraps = inner.len() < words.len();
+            assert_eq!((wraps, wraps), (!expected.is_empty(), inner[0] == "echo"), "{words:?}");
             assert!(output.status.success());
             assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
             assert!(String::from_utf8(output.stderr).unwrap().contains("ignored"));

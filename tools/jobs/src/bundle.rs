@@ -30,10 +30,15 @@ const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 const BIN: &str = "bin";
 const LIB: &str = "lib";
 const TOFU: &str = "tofu";
+/// The folder of scripts that stand in for programs of the nodes.
+const TOOLS: &str = "tools";
 /// The folder in which ranks run.
 pub(crate) const WORK: &str = "work";
 /// The file with the mapinfo.
 pub(crate) const MAP: &str = "map.json";
+
+/// Starts a program in a folder, with another one at the end of the path.
+const START: &str = r#"cd "$0" && PATH=$PATH:$1 && export PATH && shift && exec "$@""#;
 
 /// Files, by their names in a folder.
 type Files = Vec<(PathBuf, Source)>;
@@ -89,6 +94,10 @@ fn working_folder(spec: &JobSpec) -> anyhow::Result<Files> {
         check_size("--copy", path)?;
         contents.push((Path::new(WORK).join(name), Source::Path(path.clone())));
     }
+    let tools = spec.tools.iter().map(|(name, text)| {
+        (Path::new(TOOLS).join(name), Source::File(0o755, text.clone().into_bytes()))
+    });
+    contents.extend(tools);
     Ok(contents)
 }
 
@@ -128,23 +137,25 @@ impl Bundle {
             Some(why) => error.context(why),
             None => error,
         };
+        let uses_mpi = spec.mpi && elf::uses_mpi(&bytes);
         let arch = Arch::of_elf(&bytes);
         let name = libraries::name(path)?.to_owned();
         contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
         let (ours, closure) = match (arch, loader) {
             // The nodes' own libraries are used, for example for MPI.
-            (Some(Arch::Arm64), Some(_)) if spec.libs.are_the_nodes(spec.mpi) => {
+            (Some(Arch::Arm64), Some(_)) if spec.libs.are_the_nodes(uses_mpi) => {
                 (libraries::find_arm64(progress)?.0, None)
             }
             (Some(Arch::Arm64), Some(loader)) => {
                 let found = cross_arch::closure(&loader, path, progress);
                 let (ours, closure) = found.map_err(explain)?;
-                (ours, Some(closure))
+                (ours, without_mpis(closure, spec))
             }
             // A static program uses no libraries.
             (Some(Arch::Arm64), None) => (Vec::new(), None),
             (_, loader) => {
                 let ours = libraries::find()?;
+                let loader = loader.filter(|_| !spec.libs.are_the_nodes(uses_mpi));
                 let closure = loader.map(|loader| closure(&loader, path, &ours, spec));
                 (ours, closure.transpose().map_err(explain)?.flatten())
             }
@@ -248,10 +259,10 @@ impl Bundle {
                 format!("{folder}/{BIN}/{file}"),
             ],
         };
-        // The shell sets the working folder.
-        let shell = ["/bin/sh", "-c", "cd \"$0\" && exec \"$@\""].map(str::to_owned);
-        let work = format!("{folder}/{WORK}");
-        [shell.to_vec(), vec![work], words, self.args.clone()].concat()
+        // The shell sets the working folder. Programs of the nodes come before ours.
+        let shell = ["/bin/sh", "-c", START].map(str::to_owned);
+        let folders = [format!("{folder}/{WORK}"), format!("{folder}/{TOOLS}")];
+        [&shell[..], &folders, &words, &self.args].concat()
     }
 
     /// Returns the variables that let the program find the contents of the folder.
@@ -324,9 +335,6 @@ fn closure(
     spec: &JobSpec,
 ) -> anyhow::Result<Option<Closure>> {
     let wanted = spec.libs;
-    if wanted.are_the_nodes(spec.mpi) {
-        return Ok(None);
-    }
     if !loader.exists() {
         return match wanted {
             Libs::Host => bail!(
@@ -357,7 +365,14 @@ fn closure(
     for library in ours {
         files.remove(libraries::name(library)?);
     }
-    Ok(Some(Closure { loader: name, files }))
+    Ok(without_mpis(Closure { loader: name, files }, spec))
+}
+
+/// Returns the libraries of a program, or `None` if the nodes' own are used because one of them is
+/// an MPI library, which the program may be linked with through another one.
+fn without_mpis(closure: Closure, spec: &JobSpec) -> Option<Closure> {
+    let has_mpi = spec.mpi && closure.files.keys().any(|name| elf::is_mpi(name));
+    Some(closure).filter(|_| !spec.libs.are_the_nodes(has_mpi))
 }
 
 /// The libraries that a loader has found.

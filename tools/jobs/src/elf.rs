@@ -72,7 +72,17 @@ fn needed(bytes: &[u8]) -> object::Result<Vec<String>> {
 
 /// Returns the MPI library among those that a program is linked with.
 fn mpi_library(needed: &[String]) -> Option<&String> {
-    needed.iter().find(|name| name.starts_with("libmpi"))
+    needed.iter().find(|name| is_mpi(name))
+}
+
+/// Returns whether a library of this name is an MPI library.
+pub(crate) fn is_mpi(name: &str) -> bool {
+    name.starts_with("libmpi")
+}
+
+/// Returns whether a program is linked with an MPI library.
+pub(crate) fn uses_mpi(bytes: &[u8]) -> bool {
+    needed(bytes).is_ok_and(|needed| mpi_library(&needed).is_some())
 }
 
 /// Returns whether a library of this name is mpich's, or one with the same ABI.
@@ -126,6 +136,7 @@ mod tests {
             bytes
         };
         let mpich = with("libmpi.so.12");
+        assert!(uses_mpi(&mpich) && !uses_mpi(&own) && !uses_mpi(b"#!/bin/sh"));
         assert_eq!(about_mpi("a", &mpich, true), None);
         let said = about_mpi("a", &mpich, false).unwrap();
         assert!(said.contains("a is linked with libmpi.so.12, and there is no --mpi"), "{said}");

@@ -70,6 +70,8 @@ pub struct JobSpec {
     pub env: Vec<Variable>,
     /// Files and folders to copy to the ranks' working folder.
     pub copy: Vec<PathBuf>,
+    /// Scripts for programs that nodes may lack: names and texts.
+    pub tools: Vec<(String, String)>,
     /// Where what ranks wrote in their working folder is copied to.
     pub out: Option<PathBuf>,
     /// The working folder, which nodes get a copy of. Changes by ranks are copied back.
@@ -336,8 +338,8 @@ choices! {
 }
 
 impl Libs {
-    /// Returns whether the nodes' own libraries are used in any case. `mpi` tells whether it is an
-    /// MPI program: the image's MPI needs the image's libraries.
+    /// Returns whether the nodes' own libraries are used in any case. `mpi` tells whether the
+    /// program is linked with MPI in a job with MPI: the image's MPI needs the image's libraries.
     pub(crate) fn are_the_nodes(self, mpi: bool) -> bool {
         self == Self::Node || self == Self::Auto && mpi
     }

@@ -186,6 +186,7 @@ impl From<RunArgs> for JobSpec {
             mpi: args.mpi,
             env: args.env,
             copy: args.copy,
+            tools: Vec::new(),
             out: args.out,
             cwd: args.cwd,
             libs: args.libs,
