@@ -70,7 +70,7 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// Installs some of the libraries `utofu`, `jtofu` and `tnw`; with `utofu` and `tnw` the
+    /// Installs some of the libraries `utofu`, `jtofu`, `tnw` and `fujitsu_hwb`; with `utofu` and `tnw` the
     /// devices that they load on a host.
     pub fn new(names: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
@@ -93,6 +93,7 @@ impl Installed {
             let libraries = self.names.iter().map(|name| match name.as_str() {
                 "utofu" => "-ltofucom".to_owned(),
                 "jtofu" => "-ltofutop".to_owned(),
+                "fujitsu_hwb" => "-lFJhwb".to_owned(),
                 other => format!("-l{other}"),
             });
             return [format!("-I{root}/include"), format!("-L{root}/lib")]

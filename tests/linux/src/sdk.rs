@@ -48,7 +48,9 @@ impl Sdk {
             compiler: ("gcc".into(), STRICT),
         };
         fs::create_dir(&this.libraries).unwrap();
-        for name in ["libtofucom.so", "libtofutop.so", "libtnw.so", "libtofulocal.so"] {
+        let names =
+            ["libtofucom.so", "libtofutop.so", "libtnw.so", "libFJhwb.so", "libtofulocal.so"];
+        for name in names {
             // Copying their debug information takes long.
             let built = libraries().join(name);
             run(Command::new("strip").arg("-o").arg(this.libraries.join(name)).arg(built));

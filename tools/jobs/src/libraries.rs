@@ -19,7 +19,7 @@ pub fn mpi_image(arch: Arch) -> &'static str {
 }
 
 /// Our libraries that programs are linked with.
-const LIBRARIES: [&str; 3] = ["libtofucom.so", "libtofutop.so", "libtnw.so"];
+const LIBRARIES: [&str; 4] = ["libtofucom.so", "libtofutop.so", "libtnw.so", "libFJhwb.so"];
 /// The devices of a host, which our libraries load there: no part of what nodes get.
 const LOCAL: &str = "libtofulocal.so";
 /// The variable that names a folder with them.
@@ -85,7 +85,8 @@ fn find_all(names: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     found.with_context(|| {
         format!(
             "{} not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c -p tofu-tnw-c \
-             -p tofu-local -p tofu-fi` makes all libraries, {FOLDER} names another folder",
+             -p tofu-hwb -p tofu-local -p tofu-fi` makes all libraries, {FOLDER} names another \
+             folder",
             match names {
                 [name] => format!("{name} is"),
                 names => format!("{} are", names.join(", ")),

@@ -26,7 +26,7 @@ const LINKER: &str = "rust-lld";
 /// The linker for what Debian's rustc compiles.
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
 /// Packages of this workspace with libraries for users' programs.
-const LIBRARY_PACKAGES: [&str; 3] = ["tofu-utofu-c", "tofu-jtofu-c", "tofu-tnw-c"];
+const LIBRARY_PACKAGES: [&str; 4] = ["tofu-utofu-c", "tofu-jtofu-c", "tofu-tnw-c", "tofu-hwb"];
 
 /// The reason why there are no programs.
 pub(crate) const NONE: &str = "no programs for arm64 nodes beside this command: run it in a \

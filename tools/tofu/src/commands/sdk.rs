@@ -128,7 +128,7 @@ Examples:
   arm/bin/mpifccpx -Kfast hello.c -o hello && tofu run --mpi -n 2 ./hello";
 
 /// Headers, and templates for pkg-config.
-const HEADERS: [(&str, &str, &str); 3] = [
+const HEADERS: [(&str, &str, &str); 4] = [
     (
         "utofu",
         include_str!("../../../../guest-lib/utofu/c/include/utofu.h"),
@@ -143,6 +143,11 @@ const HEADERS: [(&str, &str, &str); 3] = [
         "tnw",
         include_str!("../../../../guest-lib/tnw/c/include/tnw.h"),
         include_str!("../../../../guest-lib/tnw/c/tnw.pc.in"),
+    ),
+    (
+        "fujitsu_hwb",
+        include_str!("../../../../guest-lib/hwb/include/fujitsu_hwb.h"),
+        include_str!("../../../../guest-lib/hwb/fujitsu_hwb.pc.in"),
     ),
 ];
 

@@ -1,7 +1,7 @@
-# find_package(tofu) with CMAKE_PREFIX_PATH naming the SDK: the targets tofu::utofu, tofu::jtofu and
-# tofu::tnw.
+# find_package(tofu) with CMAKE_PREFIX_PATH naming the SDK: the targets tofu::utofu, tofu::jtofu,
+# tofu::tnw and tofu::hwb.
 get_filename_component(_tofu "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
-foreach(_pair utofu:tofucom jtofu:tofutop tnw:tnw)
+foreach(_pair utofu:tofucom jtofu:tofutop tnw:tnw hwb:FJhwb)
   string(REPLACE ":" ";" _pair "${_pair}")
   list(GET _pair 0 _name)
   list(GET _pair 1 _file)
