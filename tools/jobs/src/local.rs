@@ -10,22 +10,21 @@
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, File};
 use std::hash::BuildHasher;
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read};
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, setrlimit,
@@ -36,7 +35,7 @@ use tofu_abi::Coords;
 use tofu_agent::pmi;
 use tofu_agent::wire::{Output, Status};
 use tofu_control::MachineName;
-use tofu_control::node_name;
+use tofu_control::{node_name, rundir};
 use tofu_fabric::Shape;
 use tofu_image::Arch;
 use tofu_jtofu::{Mapinfo, System};
@@ -47,6 +46,7 @@ use tofu_supervisor::confine::Confinement;
 use tofu_supervisor::event::{self, Event as MachineEvent, EventSender};
 use tofu_supervisor::janitor;
 use tofu_supervisor::machine::AnyMachine;
+use tofu_supervisor::namespaces::{Maker, Namespace};
 use tofu_supervisor::registry::Registry;
 use tofu_supervisor::runner::{self, Backend, Running};
 use tofu_supervisor::served::Served;
@@ -97,7 +97,8 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     let plan = plan(shape, wanted.interconnect, spec.links, ranks)?;
     let (sender, events) = event::events();
     let mut session = Session::start(&plan, Rights::Programs(&[]), sender.clone(), None)?;
-    let mut host = LocalMachine::start(&plan, &mut session, sender)?;
+    let nodes = placement.nodes().len();
+    let mut host = LocalMachine::start(&plan, nodes, &mut session, sender)?;
     follow(&session.registry, events, control.teller())?;
     let manager = spec.mpi.then(|| serve_mpi(&placement, control.teller())).transpose()?;
     let own: Vec<(OsString, OsString)> =
@@ -108,9 +109,8 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     }
     let labels = Label::of_ranks(ranks, |rank| format!("at {}", placement.node(rank)));
     let code = job::run(&control, Options::new(spec), labels, &mut |rank| {
-        let (socket, locks) = host.serve(rank, &placement)?;
         let program = &programs[spec.program_of(rank, ranks)];
-        let mut command = janitor::wrapped(session.janitor.group(), &program.path)?;
+        let mut command = host.command(rank, &placement, session.janitor.group(), &program.path)?;
         command.args(&program.args);
         if let Some(destination) = &destination {
             let folder = destination.folder(&node_name(placement.node(rank)));
@@ -120,8 +120,6 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         }
         command.env("LD_LIBRARY_PATH", &libraries);
         command.envs(placement.variables(rank));
-        command.env("TOFU_PROVIDER", "local").env("TOFU_LOCAL_SOCKET", socket);
-        command.env("TOFU_LOCAL_LOCKS", locks).env("TOFU_JOB", &host.name);
         if let Some(address) = &manager {
             command.envs(placement.mpi_variables(rank, address));
             command.envs(way.iter().flat_map(Way::variables));
@@ -347,9 +345,11 @@ fn library_path() -> anyhow::Result<OsString> {
 struct LocalNode {
     /// The servers for its ranks.
     _served: Vec<Served>,
-    /// A file whose locks record which rank uses which of the node's resources. This process holds
-    /// no locks.
-    locks: OwnedFd,
+    /// A file in the run directory whose locks record which rank uses which of the node's
+    /// resources. This process holds no locks.
+    locks: PathBuf,
+    /// The namespace of the node's ranks, unless they share this host's.
+    namespace: Option<Namespace>,
 }
 
 /// Passes the machine's events to its registry. `job` gets an event if a command wants the machine
@@ -377,37 +377,82 @@ struct LocalMachine {
     nodes: HashMap<Coords, LocalNode>,
     running: Box<dyn Running>,
     registry: Arc<Registry>,
+    /// The run directory.
+    folder: PathBuf,
+    /// Makes namespaces for nodes, if there are several and the host permits it.
+    namespaces: Option<Maker>,
     /// The prefix of sockets' names.
     name: String,
 }
 
 impl LocalMachine {
-    /// Starts the machine.
-    fn start(plan: &Plan, session: &mut Session, events: EventSender) -> anyhow::Result<Self> {
+    /// Starts the machine, for a job on so many nodes.
+    fn start(
+        plan: &Plan,
+        nodes: usize,
+        session: &mut Session,
+        events: EventSender,
+    ) -> anyhow::Result<Self> {
         let running = session.machines(None).start(plan, events)?;
         let registry = Arc::clone(&session.registry);
         // A random name that no other process can have taken.
         let random = RandomState::new().hash_one(std::process::id());
         let name = format!("tofu-run-{}-{random:016x}", std::process::id());
-        Ok(Self { nodes: HashMap::new(), running, registry, name })
+        // A single node may share what the host has: there is no other to keep it from.
+        let namespaces = match nodes {
+            0 | 1 => None,
+            _ => Some(Maker::start(session.janitor.group())?),
+        };
+        let folder = session.dir.path().to_owned();
+        Ok(Self { nodes: HashMap::new(), running, registry, folder, namespaces, name })
     }
 
-    /// Serves a rank's node. Returns the rank's socket and the node's locks, in the form that its
-    /// library expects.
-    fn serve(&mut self, rank: u32, placement: &Placement) -> anyhow::Result<(String, String)> {
+    /// Serves a rank's node. Returns the rank's socket, in the form that its library expects, and
+    /// the node.
+    fn serve(&mut self, rank: u32, placement: &Placement) -> anyhow::Result<(String, &LocalNode)> {
         let at = placement.node(rank);
         if !self.nodes.contains_key(&at) {
             let ranks = placement.info.job.ranks_at(at);
             let listeners =
                 ranks.iter().map(|rank| self.listen(*rank)).collect::<Result<_, _>>()?;
             let served = self.serve_node(at, placement.info.job.per_node(), listeners)?;
-            let locks = memfd_create("tofu-locks", MemfdFlags::CLOEXEC);
-            let locks = locks.context("no descriptors left")?;
-            self.nodes.insert(at, LocalNode { _served: served, locks });
+            let locks = self.folder.join(rundir::node_file("locks", at, "lock"));
+            File::create(&locks).with_context(|| format!("cannot write {}", locks.display()))?;
+            let namespace = self.namespace();
+            self.nodes.insert(at, LocalNode { _served: served, locks, namespace });
         }
-        let locks = self.nodes.get(&at).map_or(-1, |node| node.locks.as_raw_fd());
-        let locks = format!("/proc/{}/fd/{locks}", std::process::id());
-        Ok((format!("@{}-{rank}", self.name), locks))
+        let node = self.nodes.get(&at).context("the node has just been made")?;
+        Ok((format!("@{}-{rank}", self.name), node))
+    }
+
+    /// Serves a rank's node. Returns a command that runs a program there, in a process group.
+    fn command(
+        &mut self,
+        rank: u32,
+        placement: &Placement,
+        group: i32,
+        program: &Path,
+    ) -> anyhow::Result<Command> {
+        let (socket, node) = self.serve(rank, placement)?;
+        let mut command = match &node.namespace {
+            Some(namespace) => janitor::wrapped_in(group, program, namespace)?,
+            None => janitor::wrapped(group, program)?,
+        };
+        command.env("TOFU_PROVIDER", "local").env("TOFU_LOCAL_SOCKET", socket);
+        command.env("TOFU_LOCAL_LOCKS", &node.locks).env("TOFU_JOB", &self.name);
+        Ok(command)
+    }
+
+    /// Makes a namespace for a node. If the host does not permit it, nodes share the host's.
+    fn namespace(&mut self) -> Option<Namespace> {
+        match self.namespaces.as_mut()?.next() {
+            Ok(namespace) => Some(namespace),
+            Err(error) => {
+                log::info!("nodes share the host's System V IPC: {error:#}");
+                self.namespaces = None;
+                None
+            }
+        }
     }
 
     /// Creates a rank's socket.
@@ -462,7 +507,7 @@ struct Process {
 }
 
 impl Process {
-    fn start(mut command: std::process::Command, has_input: bool) -> anyhow::Result<Self> {
+    fn start(mut command: Command, has_input: bool) -> anyhow::Result<Self> {
         let (out, to_out) = io::pipe()?;
         let (err, to_err) = io::pipe()?;
         command.stdout(to_out).stderr(to_err);

@@ -24,6 +24,7 @@ use tofu_control::rundir::{self, RunDir};
 
 use crate::gateway::nat;
 use crate::limits::ProgramLimits;
+use crate::namespaces::{self, Entrance, Namespace};
 
 /// The command by which this program starts itself as another process: `internal TASK [PROGRAM
 /// ARGUMENTS]`. The task is JSON.
@@ -46,7 +47,11 @@ enum Task {
         limits: ProgramLimits,
         /// Process id of the parent.
         parent: u32,
+        /// The namespace to enter.
+        namespace: Option<Entrance>,
     },
+    /// Make namespaces until standard input ends.
+    Namespaces,
 }
 
 /// Sent to the janitor after an orderly end: the files have been removed, and any that exist now
@@ -125,13 +130,34 @@ pub fn wrapped(group: i32, program: &Path) -> anyhow::Result<Command> {
     wrapped_with(group, program, &ProgramLimits::default())
 }
 
+/// Returns the same in a namespace, which must exist until the command has been started.
+pub fn wrapped_in(group: i32, program: &Path, namespace: &Namespace) -> anyhow::Result<Command> {
+    child_command(group, program, &ProgramLimits::default(), Some(namespace.entrance()))
+}
+
 /// Returns the same with limits, for a program that serves a guest. If it is confined, standard
 /// input must be a socket ([`ProgramLimits`]).
 pub fn wrapped_with(group: i32, program: &Path, limits: &ProgramLimits) -> anyhow::Result<Command> {
+    child_command(group, program, limits, None)
+}
+
+fn child_command(
+    group: i32,
+    program: &Path,
+    limits: &ProgramLimits,
+    namespace: Option<Entrance>,
+) -> anyhow::Result<Command> {
     let (limits, parent) = (limits.clone(), std::process::id());
-    let mut command = own_command(&Task::Child { limits, parent })?;
+    let mut command = own_command(&Task::Child { limits, parent, namespace })?;
     command.arg("--").arg(program);
     command.process_group(group).stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Returns a command that runs this program in a group, to make namespaces.
+pub(crate) fn namespaces_command(group: i32) -> anyhow::Result<Command> {
+    let mut command = own_command(&Task::Namespaces)?;
+    command.process_group(group);
     Ok(command)
 }
 
@@ -143,7 +169,10 @@ pub fn wrapped_with(group: i32, program: &Path, limits: &ProgramLimits) -> anyho
 pub fn run(task: &str, program: &[OsString]) -> anyhow::Result<u8> {
     match serde_json::from_str(task).context("not a task of this version")? {
         Task::Janitor { nat, dir } => tidy(Path::new(&dir), nat.as_deref()),
-        Task::Child { limits, parent } => become_child(&limits, parent, program),
+        Task::Child { limits, parent, namespace } => {
+            become_child(&limits, parent, namespace.as_ref(), program)
+        }
+        Task::Namespaces => namespaces::make(),
     }
 }
 
@@ -175,10 +204,19 @@ fn tidy(dir: &Path, table: Option<&str>) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn become_child(limits: &ProgramLimits, parent: u32, program: &[OsString]) -> anyhow::Result<u8> {
+fn become_child(
+    limits: &ProgramLimits,
+    parent: u32,
+    namespace: Option<&Entrance>,
+    program: &[OsString],
+) -> anyhow::Result<u8> {
     let [program, args @ ..] = program else { bail!("no program named") };
     let mut command = Command::new(program);
     command.args(args);
+    if let Some(namespace) = namespace {
+        namespace.enter().context("cannot enter the node's namespace")?;
+    }
+    // A change of user namespace resets it.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     limits.enter(&mut command)?;
     // The parent may have died before the kernel watched it.

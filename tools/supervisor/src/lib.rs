@@ -22,6 +22,7 @@ pub mod limits;
 pub mod link_errors;
 pub mod machine;
 pub mod memory;
+pub mod namespaces;
 pub mod netboot;
 pub mod node;
 mod outlet;

@@ -255,6 +255,25 @@ fn ranks_share_nodes() {
     assert_eq!(said, (0..6).map(line).collect::<Vec<_>>());
 }
 
+/// Two ranks of each node count in the same System V memory, and not in the other node's. Nothing
+/// of it is left on the host.
+#[test]
+fn nodes_have_their_own_system_v_ipc() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("ipc.c") else { return };
+    let said = jobs.run(&["-n", "4", "--ppn", "2", &program]);
+    if said.err.contains("nodes share the host's System V IPC") {
+        eprintln!("SKIP nodes_have_their_own_system_v_ipc: this host permits no namespaces");
+        return;
+    }
+    let mut lines: Vec<_> = said.ok().lines().map(str::to_owned).collect();
+    lines.sort();
+    assert_eq!(lines, ["0: 2", "1: 2", "2: 2", "3: 2"]);
+    let memory = std::fs::read_to_string("/proc/sysvipc/shm").unwrap();
+    let key = 0x746f_6675.to_string();
+    assert!(!memory.contains(&key), "{memory}");
+}
+
 /// Two nodes of 48 ranks: the cores of Fugaku, each rank with its own control queue.
 #[test]
 fn every_core_has_a_rank() {
