@@ -5,7 +5,7 @@ use std::iter::FusedIterator;
 use tofu_abi::topology::{Axis, Leg, Legs, NodeId, Port, Shape, Stage};
 use tofu_abi::{Coords, Path};
 
-use crate::packet::Class;
+use crate::packet::{Class, Packet, Way};
 
 /// One hop of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -152,6 +152,19 @@ impl<'a> Route<'a> {
         }
         let route = Self::new(shape, from, to, path, class)?;
         Ok((to, Self { legs: route.legs.with_distances(distances), ..route }))
+    }
+
+    /// Returns where a packet's way leads, of which its target may say a part only; `None` if it
+    /// leads nowhere.
+    pub fn end_of<B>(shape: &Shape, packet: &Packet<B>) -> Option<Coords> {
+        let Packet { src, dst, path, class, .. } = *packet;
+        match packet.way {
+            Way::Shortest => Some(dst),
+            Way::Distances(distances) => {
+                Some(Route::by_distances(shape, src, dst, distances, path, class).ok()?.0)
+            }
+            Way::Hop { port, .. } => shape.neighbor(src, port),
+        }
     }
 
     /// The same route, with virtual channels by this scheduler instead of [`Scheduler::LookAhead`].

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tofu_abi::topology::{NodeId, Port};
 use tofu_abi::{Doorbell, TniId};
-use tofu_fabric::{Class, DiscardReason, GAP_BYTES, Packet, Ps, TNIS};
+use tofu_fabric::{Class, DiscardReason, GAP_BYTES, Packet, Ps, Route, TNIS};
 use tofu_icc::{Body, CommandTiming, Icc};
 use tofu_netmodel::{BusLine, Message, Network, Refused, Sink};
 
@@ -332,7 +332,12 @@ impl State {
     }
 
     /// Gives an interface a packet to send. Modelled times that devices count start at `epoch`.
-    pub(crate) fn inject(&mut self, packet: Packet<Body>, now: Ps, epoch: Ps) {
+    pub(crate) fn inject(&mut self, mut packet: Packet<Body>, now: Ps, epoch: Ps) {
+        // What arrives, and what a guest waits for, goes by the target. The network refuses a way
+        // that leads nowhere.
+        if let Some(end) = Route::end_of(self.network.shape(), &packet) {
+            packet.dst = end;
+        }
         let Some(node) = self.network.shape().node_id(packet.src) else { return };
         let interface = node.index() * TNIS + packet.src_tni.index();
         let mut begins = false;

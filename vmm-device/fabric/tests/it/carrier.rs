@@ -295,6 +295,8 @@ fn distances_lead_both_ways_round_a_ring() {
         let (at, arrived) = &log.arrived[0];
         assert_eq!(arrived.dst, Coords { a: 1, ..node(x) }, "{hops} hops");
         assert_eq!(carrier.fabric().shape().coords(*at), Some(arrived.dst));
+        let sent = Packet { way, path: Path::default(), ..packet(node(0), target) };
+        assert_eq!(Route::end_of(carrier.fabric().shape(), &sent), Some(arrived.dst));
     }
     // All the way round, and beyond.
     for hops in [5, -5, 127, -128] {
