@@ -16,7 +16,7 @@ use tofu_process::PerProcess;
 use crate::barrier::{BLADES, Blades, OF_GROUP};
 use crate::cores::{Core, Mask};
 
-/// A child of `fork` has barriers of its own.
+/// A child of `fork` has other barriers than its parent.
 static OWN: PerProcess<Blades> = PerProcess::new();
 
 fn blades() -> &'static Blades {
