@@ -14,9 +14,11 @@
 #include <linux/netdevice.h>
 #include <linux/skbuff.h>
 #include <linux/timer.h>
+#include <linux/u64_stats_sync.h>
 #include <linux/virtio_net.h>
 #include <linux/xarray.h>
 #include <net/gso.h>
+#include <net/netdev_queues.h>
 
 #include "netdev.h"
 
@@ -112,6 +114,17 @@ struct tofu_queue {
 	struct timer_list timer;
 	/* Has what waits for a frame looked at when it has waited long enough. */
 	struct hrtimer hrtimer;
+	/*
+	 * What has passed, in frames as the stack has them. Each is written by one context at a
+	 * time: under the lock of its direction, or while the queue is polled.
+	 */
+	u64_stats_t rx_packets;
+	u64_stats_t rx_bytes;
+	u64_stats_t tx_packets;
+	u64_stats_t tx_bytes;
+	u64_stats_t tx_drops;
+	u64_stats_t stops;
+	u64_stats_t wakes;
 };
 
 struct tofu_net {
@@ -119,6 +132,9 @@ struct tofu_net {
 	struct timer_list service;
 	/* The queues are open: the interface is up, and its device is not being reset. */
 	bool open;
+	/* Buffers of each queue. */
+	u32 rx_buffers;
+	u32 tx_buffers;
 	unsigned int count;
 	struct tofu_queue queues[] __counted_by(count);
 };
@@ -178,8 +194,16 @@ static void net_service(struct timer_list *timer)
 	mod_timer(&net->service, jiffies + round_jiffies_relative(HZ));
 }
 
+/* Tells those who ask by netlink which context polls a queue; none does with @napi being NULL. */
+static void name_napi(struct tofu_queue *queue, struct napi_struct *napi)
+{
+	netif_queue_set_napi(queue->dev, queue->number, NETDEV_QUEUE_TYPE_RX, napi);
+	netif_queue_set_napi(queue->dev, queue->number, NETDEV_QUEUE_TYPE_TX, napi);
+}
+
 static void close_queue(struct tofu_queue *queue)
 {
+	name_napi(queue, NULL);
 	napi_disable(&queue->napi);
 	timer_delete_sync(&queue->timer);
 	hrtimer_cancel(&queue->hrtimer);
@@ -200,6 +224,7 @@ static int net_open(struct net_device *dev)
 			return error;
 		}
 		napi_enable(&net->queues[i].napi);
+		name_napi(&net->queues[i], &net->queues[i].napi);
 	}
 	net->open = true;
 	netif_tx_start_all_queues(dev);
@@ -264,6 +289,48 @@ static const struct net_device_ops net_ops = {
 	.ndo_validate_addr = eth_validate_addr,
 };
 
+static void net_queue_stats_rx(struct net_device *dev, int number,
+			       struct netdev_queue_stats_rx *stats)
+{
+	struct tofu_net *net = netdev_priv(dev);
+	const struct tofu_queue *queue = &net->queues[number];
+
+	stats->packets = u64_stats_read(&queue->rx_packets);
+	stats->bytes = u64_stats_read(&queue->rx_bytes);
+}
+
+static void net_queue_stats_tx(struct net_device *dev, int number,
+			       struct netdev_queue_stats_tx *stats)
+{
+	struct tofu_net *net = netdev_priv(dev);
+	const struct tofu_queue *queue = &net->queues[number];
+
+	stats->packets = u64_stats_read(&queue->tx_packets);
+	stats->bytes = u64_stats_read(&queue->tx_bytes);
+	stats->hw_drops = u64_stats_read(&queue->tx_drops);
+	stats->stop = u64_stats_read(&queue->stops);
+	stats->wake = u64_stats_read(&queue->wakes);
+}
+
+/* The queues of an interface are always there: nothing has passed by others. */
+static void net_base_stats(struct net_device *dev, struct netdev_queue_stats_rx *rx,
+			   struct netdev_queue_stats_tx *tx)
+{
+	rx->packets = 0;
+	rx->bytes = 0;
+	tx->packets = 0;
+	tx->bytes = 0;
+	tx->hw_drops = 0;
+	tx->stop = 0;
+	tx->wake = 0;
+}
+
+static const struct netdev_stat_ops net_stat_ops = {
+	.get_queue_stats_rx = net_queue_stats_rx,
+	.get_queue_stats_tx = net_queue_stats_tx,
+	.get_base_stats = net_base_stats,
+};
+
 static void net_drvinfo(struct net_device *dev, struct ethtool_drvinfo *info)
 {
 	strscpy(info->driver, "tofu", sizeof(info->driver));
@@ -326,6 +393,17 @@ static void net_channels(struct net_device *dev, struct ethtool_channels *channe
 	channels->combined_count = net->count;
 }
 
+static void net_rings(struct net_device *dev, struct ethtool_ringparam *rings,
+		      struct kernel_ethtool_ringparam *kernel, struct netlink_ext_ack *ack)
+{
+	struct tofu_net *net = netdev_priv(dev);
+
+	rings->rx_max_pending = net->rx_buffers;
+	rings->rx_pending = net->rx_buffers;
+	rings->tx_max_pending = net->tx_buffers;
+	rings->tx_pending = net->tx_buffers;
+}
+
 static int net_link_ksettings(struct net_device *dev, struct ethtool_link_ksettings *settings)
 {
 	/* 6.8 GB/s, what a link carries. */
@@ -346,6 +424,7 @@ static const struct ethtool_ops net_ethtool_ops = {
 	.get_ethtool_stats = net_stats,
 	.get_coalesce = net_get_coalesce,
 	.set_coalesce = net_set_coalesce,
+	.get_ringparam = net_rings,
 	.get_channels = net_channels,
 	.get_ts_info = ethtool_op_get_ts_info,
 };
@@ -393,11 +472,14 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 		return NULL;
 	net = netdev_priv(dev);
 	net->count = n;
+	net->rx_buffers = setup->rx_buffers;
+	net->tx_buffers = setup->tx_buffers;
 	SET_NETDEV_DEV(dev, setup->parent);
 	strscpy(dev->name, setup->name, IFNAMSIZ);
 	eth_hw_addr_set(dev, setup->mac);
 	dev->netdev_ops = &net_ops;
 	dev->ethtool_ops = &net_ethtool_ops;
+	dev->stat_ops = &net_stat_ops;
 	dev->sysfs_groups[0] = &net_group;
 	dev->min_mtu = setup->min_mtu;
 	dev->max_mtu = setup->max_mtu;
@@ -481,11 +563,14 @@ void tofu_shim_start_hrtimer(struct tofu_queue *queue, u64 nanoseconds)
 
 void tofu_shim_stop_queue(struct tofu_queue *queue)
 {
+	if (!netif_tx_queue_stopped(tx_queue(queue)))
+		u64_stats_inc(&queue->stops);
 	netif_tx_stop_queue(tx_queue(queue));
 }
 
 void tofu_shim_wake_queue(struct tofu_queue *queue)
 {
+	u64_stats_inc(&queue->wakes);
 	netif_tx_wake_queue(tx_queue(queue));
 }
 
@@ -624,10 +709,14 @@ void tofu_shim_skb_append(struct sk_buff *list, struct sk_buff *rest)
 /* Counts a frame that was sent, or could not be. */
 void tofu_shim_count_tx(struct tofu_queue *queue, u32 len, bool sent)
 {
-	if (sent)
+	if (sent) {
 		dev_sw_netstats_tx_add(queue->dev, 1, len);
-	else
+		u64_stats_inc(&queue->tx_packets);
+		u64_stats_add(&queue->tx_bytes, len);
+	} else {
 		dev_core_stats_tx_dropped_inc(queue->dev);
+		u64_stats_inc(&queue->tx_drops);
+	}
 }
 
 /* Frees a frame that was sent. */
@@ -933,6 +1022,8 @@ bool tofu_shim_skb_receive(struct tofu_queue *queue, struct sk_buff *skb,
 	}
 	skb->protocol = eth_type_trans(skb, queue->dev);
 	dev_sw_netstats_rx_add(queue->dev, len);
+	u64_stats_inc(&queue->rx_packets);
+	u64_stats_add(&queue->rx_bytes, len);
 	skb_record_rx_queue(skb, queue->number);
 	napi_gro_receive(&queue->napi, skb);
 	return true;

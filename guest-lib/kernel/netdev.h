@@ -34,6 +34,9 @@ struct tofu_net_setup {
 	u16 mtu;
 	u16 min_mtu;
 	u16 max_mtu;
+	/* Buffers of each queue, for frames that come and that go. */
+	u16 rx_buffers;
+	u16 tx_buffers;
 };
 
 /* Pages that frames are fetched to, contiguous. */

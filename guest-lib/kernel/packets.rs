@@ -31,7 +31,7 @@ pub(crate) const OUT: u16 = 512;
 /// Those that wait for room are woken when there is room for so many packets.
 pub(crate) const ENOUGH: usize = 400;
 /// Packet buffers to receive to.
-const IN: u16 = PacketQueues::MAX_BUFFERS;
+pub(crate) const IN: u16 = PacketQueues::MAX_BUFFERS;
 /// The number of entries each queue has.
 const ENTRIES: u32 = PacketQueues::ENTRIES;
 /// Qwords of a buffer, and of a descriptor.

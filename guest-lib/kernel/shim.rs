@@ -49,6 +49,8 @@ pub(crate) struct NetSetup {
     pub(crate) mtu: u16,
     pub(crate) min_mtu: u16,
     pub(crate) max_mtu: u16,
+    pub(crate) rx_buffers: u16,
+    pub(crate) tx_buffers: u16,
 }
 
 /// Bytes of the pages that frames are fetched to, as netdev.c allocates them.

@@ -22,6 +22,7 @@ use super::ethtool;
 use super::link::{Link, Place, Quiet};
 use crate::device::Device;
 use crate::engine::{Health, Peers};
+use crate::packets;
 use crate::shim::{self, NetDevice, NetQueue, NetSetup, SkBuff};
 use crate::skb::Skb;
 use crate::tx_queue::TxQueue;
@@ -327,6 +328,8 @@ fn interface(
         mtu: settings.mtu,
         min_mtu: MIN_MTU,
         max_mtu: MAX_MTU,
+        rx_buffers: packets::IN,
+        tx_buffers: packets::OUT,
     };
     let mut error = 0;
     // SAFETY: the links live as long as the interface.

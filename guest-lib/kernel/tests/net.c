@@ -6,6 +6,7 @@
  */
 #include <arpa/inet.h>
 #include <linux/ethtool.h>
+#include <linux/genetlink.h>
 #include <linux/if_ether.h>
 #include <linux/if_link.h>
 #include <linux/if_packet.h>
@@ -85,6 +86,144 @@ static long counter(const char *what)
 	return -1;
 }
 
+/* Of the kernel's linux/netdev.h, which is newer than the headers of some systems. */
+enum {
+	QUEUE_TYPE_RX,
+	QUEUE_TYPE_TX,
+	QSTATS_SCOPE_QUEUE = 1,
+	CMD_QSTATS_GET = 12,
+};
+
+enum {
+	QSTATS_IFINDEX = 1,
+	QSTATS_QUEUE_TYPE,
+	QSTATS_SCOPE = 4,
+	QSTATS_RX_PACKETS = 8,
+	QSTATS_RX_BYTES,
+	QSTATS_TX_PACKETS,
+	QSTATS_TX_BYTES,
+};
+
+/* An attribute of a message of generic netlink, and where the next one is put. */
+static void *put_attr(void *at, unsigned short type, const void *value, unsigned short len)
+{
+	struct nlattr *attr = at;
+
+	*attr = (struct nlattr){ .nla_type = type, .nla_len = NLA_HDRLEN + len };
+	memcpy((char *)at + NLA_HDRLEN, value, len);
+	return (char *)at + NLA_ALIGN(attr->nla_len);
+}
+
+static const void *attr_in(const void *attrs, int len, unsigned short type)
+{
+	const struct nlattr *attr = attrs;
+
+	while (len >= NLA_HDRLEN && attr->nla_len >= NLA_HDRLEN && attr->nla_len <= len) {
+		if ((attr->nla_type & NLA_TYPE_MASK) == type)
+			return (const char *)attr + NLA_HDRLEN;
+		len -= NLA_ALIGN(attr->nla_len);
+		attr = (const void *)((const char *)attr + NLA_ALIGN(attr->nla_len));
+	}
+	return NULL;
+}
+
+/* The parts of an answer of generic netlink. */
+struct answer {
+	union {
+		char bytes[16384];
+		struct nlmsghdr head;
+	};
+	int len;
+};
+
+/* Asks a family of generic netlink; the attributes end at @end. */
+static void ask(int s, struct answer *m, int family, int command, int flags, void *end)
+{
+	struct genlmsghdr *generic = NLMSG_DATA(&m->head);
+
+	m->head = (struct nlmsghdr){ .nlmsg_len = (char *)end - m->bytes, .nlmsg_type = family,
+		.nlmsg_flags = NLM_F_REQUEST | flags };
+	*generic = (struct genlmsghdr){ .cmd = command, .version = 1 };
+	if (send(s, m->bytes, m->head.nlmsg_len, 0) != (ssize_t)m->head.nlmsg_len)
+		die("generic netlink: send");
+	m->len = recv(s, m->bytes, sizeof(m->bytes), 0);
+	if (m->len < (int)sizeof(m->head))
+		die("generic netlink: recv");
+}
+
+static void *attrs_of(void *message)
+{
+	return (char *)NLMSG_DATA(message) + GENL_HDRLEN;
+}
+
+/* The sum over all queues of a statistic that the kernel's netlink has of each; -1 without any. */
+static long queue_stat(int what, int type, int *queues)
+{
+	struct answer m;
+	int s = socket(AF_NETLINK, SOCK_RAW, NETLINK_GENERIC), family, left;
+	__u32 index = if_nametoindex(name);
+	__u64 by_queue = QSTATS_SCOPE_QUEUE, value;
+	struct nlmsghdr *part;
+	const void *attr, *at;
+	long sum = -1;
+
+	*queues = 0;
+	ask(s, &m, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, 0,
+	    put_attr(attrs_of(&m), CTRL_ATTR_FAMILY_NAME, "netdev", 7));
+	attr = attr_in(attrs_of(&m), m.len - NLMSG_LENGTH(GENL_HDRLEN), CTRL_ATTR_FAMILY_ID);
+	if (m.head.nlmsg_type == NLMSG_ERROR || !attr)
+		die("netlink has no family netdev");
+	family = *(const __u16 *)attr;
+	ask(s, &m, family, CMD_QSTATS_GET, NLM_F_DUMP,
+	    put_attr(put_attr(attrs_of(&m), QSTATS_IFINDEX, &index, 4),
+		     QSTATS_SCOPE, &by_queue, 8));
+	left = m.len;
+	for (part = &m.head; NLMSG_OK(part, (unsigned int)left); part = NLMSG_NEXT(part, left)) {
+		int len = part->nlmsg_len - NLMSG_LENGTH(GENL_HDRLEN);
+
+		if (part->nlmsg_type != family)
+			break;
+		at = attr_in(attrs_of(part), len, QSTATS_QUEUE_TYPE);
+		if (!at || *(const __u32 *)at != (__u32)type)
+			continue;
+		++*queues;
+		at = attr_in(attrs_of(part), len, what);
+		if (!at)
+			continue;
+		/* The kernel makes it 4 bytes if it fits. */
+		value = ((const __u16 *)at)[-2] - NLA_HDRLEN == 8 ? *(const __u64 *)at :
+			*(const __u32 *)at;
+		sum = (sum < 0 ? 0 : sum) + value;
+	}
+	close(s);
+	return sum;
+}
+
+/* What the kernel counts of the whole interface. */
+static long total(const char *what)
+{
+	char path[128];
+	long value = -1;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/sys/class/net/%s/statistics/%s", name, what);
+	file = fopen(path, "r");
+	if (!file || fscanf(file, "%ld", &value) != 1)
+		die(path);
+	fclose(file);
+	return value;
+}
+
+/* A statistic of the queues is that of the interface, which may count on meanwhile. */
+static void adds_up(const char *what, int attr, int type, int queues)
+{
+	int there;
+	long before = total(what), sum = queue_stat(attr, type, &there), after = total(what);
+
+	CHECK(there == queues, "%d queues have statistics", there);
+	CHECK(before > 0 && before <= sum && sum <= after, "%s of all queues, %ld", what, sum);
+}
+
 /* Sends a frame as it is. */
 static int send_frame(const void *frame, size_t len)
 {
@@ -101,6 +240,7 @@ static void test(void)
 	struct ethtool_drvinfo info = { .cmd = ETHTOOL_GDRVINFO };
 	struct ethtool_value link = { .cmd = ETHTOOL_GLINK };
 	struct ethtool_channels channels = { .cmd = ETHTOOL_GCHANNELS };
+	struct ethtool_ringparam rings = { .cmd = ETHTOOL_GRINGPARAM };
 	struct ethtool_coalesce before = { .cmd = ETHTOOL_GCOALESCE }, set, after = before;
 	unsigned char frame[1514] = { 0 };
 	struct ifreq mac = request(NULL);
@@ -118,6 +258,18 @@ static void test(void)
 	CHECK(channels.combined_count >= 1 && channels.combined_count <= 3 &&
 	      channels.combined_count == channels.max_combined && !channels.tx_count,
 	      "%u queues for each direction", channels.combined_count);
+	WORKS(ethtool(&rings), "ETHTOOL_GRINGPARAM");
+	CHECK(rings.rx_pending > 0 && rings.rx_pending == rings.rx_max_pending &&
+	      rings.tx_pending > 0 && rings.tx_pending == rings.tx_max_pending,
+	      "%u buffers to receive, %u to send", rings.rx_pending, rings.tx_pending);
+	adds_up("rx_packets", QSTATS_RX_PACKETS, QUEUE_TYPE_RX,
+		channels.combined_count);
+	adds_up("rx_bytes", QSTATS_RX_BYTES, QUEUE_TYPE_RX,
+		channels.combined_count);
+	adds_up("tx_packets", QSTATS_TX_PACKETS, QUEUE_TYPE_TX,
+		channels.combined_count);
+	adds_up("tx_bytes", QSTATS_TX_BYTES, QUEUE_TYPE_TX,
+		channels.combined_count);
 
 	WORKS(ethtool(&before), "ETHTOOL_GCOALESCE");
 	set = before;
