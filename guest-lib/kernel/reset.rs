@@ -8,14 +8,19 @@
 //! by its configuration, or that was pulled out, it knows nothing, so the device is looked at every
 //! second.
 
-use kernel::ffi::c_void;
+use core::fmt::Write;
+
+use kernel::ffi::{c_char, c_void};
 use kernel::prelude::*;
+use kernel::str::CStr;
 use kernel::sync::Arc;
 
 use crate::device::Presence;
 use crate::netdev::Interfaces;
 use crate::opened::Opened;
 use crate::shim;
+use crate::stats::Report;
+use crate::text::Text;
 
 /// A node that hears of resets of its function. Dropping it takes its interfaces away.
 pub(crate) struct Watched {
@@ -74,6 +79,7 @@ impl Watched {
             device.pdev(),
             "reset: queues and channels that were open are lost\n"
         );
+        shim::tofu_shim_report_healthy();
         for interface in self.interfaces.iter().flatten() {
             if let Err(error) = interface.attach() {
                 dev_err!(
@@ -86,6 +92,12 @@ impl Watched {
     }
 }
 
+/// Tells devlink's reporter. The caller holds the function's lock.
+fn report(what: &CStr) {
+    // SAFETY: the text is there during the call, which copies it.
+    unsafe { shim::tofu_shim_report(what.as_char_ptr()) };
+}
+
 impl Watched {
     /// Finds out whether the device is as the driver has left it.
     fn look(&self) {
@@ -95,12 +107,14 @@ impl Watched {
             (Presence::AsSet, false) | (Presence::Gone, true) => return,
             (Presence::Gone, false) => {
                 dev_err!(device.pdev(), "no answer any more from the device\n");
+                report(c"no answer from the device");
                 device.set_gone();
                 self.prepare();
                 return;
             }
             (Presence::Blank, false) => {
                 dev_err!(device.pdev(), "something else has reset the device\n");
+                report(c"something else has reset the device");
                 self.prepare();
             }
             (_, true) => dev_info!(device.pdev(), "the device answers again\n"),
@@ -135,4 +149,24 @@ unsafe extern "C" fn tofu_rs_reset_prepare(data: *mut c_void) {
 unsafe extern "C" fn tofu_rs_reset_done(data: *mut c_void) {
     // SAFETY: the caller's promise.
     unsafe { &*data.cast::<Watched>() }.done();
+}
+
+/// The node's health, in lines of words; as many bytes of it as there is room for.
+///
+/// # Safety
+///
+/// `data` must be of a [`Watch`] that is there, and `buf` have `size` bytes for this call alone.
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_health(data: *mut c_void, buf: *mut c_char, size: usize) -> usize {
+    // SAFETY: the caller's promise.
+    let (watched, buf) = unsafe {
+        (
+            &*data.cast::<Watched>(),
+            core::slice::from_raw_parts_mut(buf.cast::<u8>(), size),
+        )
+    };
+    let mut text = Text::new(buf);
+    // Lines without room are left out.
+    let _ = write!(text, "{}", Report(&watched.opened));
+    text.len()
 }

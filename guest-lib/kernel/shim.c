@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * What the kernel's Rust bindings of Linux 7.3 have no counterpart for: files of /proc, page
- * protections, the address of a page, siginfo, resets and suspends. Nothing is decided here.
+ * protections, the address of a page, siginfo, resets and suspends, devlink. Nothing is decided
+ * here.
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -18,6 +19,7 @@
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 #include <linux/workqueue.h>
+#include <net/devlink.h>
 
 #include "shim.h"
 #include "trace.h"
@@ -227,6 +229,9 @@ static struct {
 	void *data;
 	/* The configuration when the driver had set it up; NULL without memory. */
 	struct pci_saved_state *saved;
+	/* NULL if the kernel has no memory for them. */
+	struct devlink *devlink;
+	struct devlink_health_reporter *reporter;
 } watched;
 
 static void look(struct work_struct *work);
@@ -326,6 +331,78 @@ static int resume(struct device *dev)
 
 static DEFINE_SIMPLE_DEV_PM_OPS(pm_ops, suspend, resume);
 
+/* Bytes of the longest report. */
+#define TOFU_HEALTH SZ_16K
+
+/* Each line of the report, by its first word. */
+static int health_diagnose(struct devlink_health_reporter *reporter, struct devlink_fmsg *fmsg,
+			   struct netlink_ext_ack *ack)
+{
+	char *text = kzalloc(TOFU_HEALTH, GFP_KERNEL), *rest = text, *line, *name;
+
+	if (!text)
+		return -ENOMEM;
+	tofu_rs_health(devlink_health_reporter_priv(reporter), text, TOFU_HEALTH - 1);
+	while ((line = strsep(&rest, "\n")) && *line) {
+		name = strsep(&line, " ");
+		devlink_fmsg_string_pair_put(fmsg, name, line ?: "");
+	}
+	kfree(text);
+	return 0;
+}
+
+/* There is nothing to recover by hand: the driver does so as soon as the device answers. */
+static const struct devlink_health_reporter_ops health_ops = {
+	.name = "device",
+	.diagnose = health_diagnose,
+};
+
+static const struct devlink_ops devlink_ops = {};
+
+static void devlink_add(struct pci_dev *pdev, void *data)
+{
+	struct devlink_health_reporter *reporter;
+	struct devlink *devlink;
+
+	devlink = devlink_alloc(&devlink_ops, 0, &pdev->dev);
+	if (!devlink)
+		return;
+	reporter = devlink_health_reporter_create(devlink, &health_ops, data);
+	if (IS_ERR(reporter)) {
+		devlink_free(devlink);
+		return;
+	}
+	watched.devlink = devlink;
+	watched.reporter = reporter;
+	devlink_register(devlink);
+}
+
+static void devlink_remove(void)
+{
+	struct devlink *devlink = watched.devlink;
+
+	if (!devlink)
+		return;
+	devlink_unregister(devlink);
+	devlink_health_reporter_destroy(watched.reporter);
+	watched.reporter = NULL;
+	watched.devlink = NULL;
+	devlink_free(devlink);
+}
+
+void tofu_shim_report(const char *what)
+{
+	if (watched.reporter)
+		devlink_health_report(watched.reporter, what, NULL);
+}
+
+void tofu_shim_report_healthy(void)
+{
+	if (watched.reporter)
+		devlink_health_reporter_state_update(watched.reporter,
+						     DEVLINK_HEALTH_REPORTER_STATE_HEALTHY);
+}
+
 void tofu_shim_watch_resets(struct pci_dev *pdev, void *data)
 {
 	watched.pdev = pdev;
@@ -337,12 +414,14 @@ void tofu_shim_watch_resets(struct pci_dev *pdev, void *data)
 	/* The bindings register a driver without these. */
 	pdev->driver->err_handler = &error_handlers;
 	pdev->driver->driver.pm = pm_sleep_ptr(&pm_ops);
+	devlink_add(pdev, data);
 	look_later();
 }
 
 void tofu_shim_unwatch_resets(void)
 {
 	cancel_delayed_work_sync(&looks);
+	devlink_remove();
 	watched.pdev = NULL;
 	kfree(watched.saved);
 	watched.saved = NULL;

@@ -56,8 +56,16 @@ void tofu_rs_reset_prepare(void *data);
 void tofu_rs_reset_done(void *data);
 /* Every second, with the function's lock held as in the others. */
 void tofu_rs_look(void *data);
+/* Writes the node's health, in lines of words; returns how many bytes that is. */
+size_t tofu_rs_health(void *data, char *buf, size_t size);
 void tofu_shim_watch_resets(struct pci_dev *pdev, void *data);
 void tofu_shim_unwatch_resets(void);
+/*
+ * Tells devlink's health reporter that the device has failed, and that it has been reset. With the
+ * function's lock held.
+ */
+void tofu_shim_report(const char *what);
+void tofu_shim_report_healthy(void);
 /*
  * Whether the function answers to configuration requests, and neither is in a state of low power
  * nor recovers from an error.

@@ -110,6 +110,8 @@ unsafe extern "C" {
     pub(crate) fn tofu_shim_is_current_cred(cred: *const bindings::cred) -> bool;
     pub(crate) fn tofu_shim_watch_resets(pdev: *mut bindings::pci_dev, data: *mut c_void);
     pub(crate) fn tofu_shim_unwatch_resets();
+    pub(crate) fn tofu_shim_report(what: *const c_char);
+    pub(crate) safe fn tofu_shim_report_healthy();
     pub(crate) fn tofu_shim_is_awake(pdev: *mut bindings::pci_dev) -> bool;
     pub(crate) fn tofu_shim_recover(pdev: *mut bindings::pci_dev);
     pub(crate) safe fn tofu_shim_trace_gate_fault(

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! State and counters of a node in debugfs (`tofu/`), for people and scripts. A line is words, the
-//! first of which name what it is about. The files are no stable interface.
+//! first of which name what it is about. The files are no stable interface. Devlink has the health,
+//! too.
 
 use kernel::debugfs::Scope;
 use kernel::fmt;
@@ -34,6 +35,15 @@ const PORT_REQUESTS: [(PortRequest, &str); 5] = [
 ];
 /// The folder; dropping it removes the files.
 pub(crate) type Files = Pin<KBox<Scope<Arc<Opened>>>>;
+
+/// The text of the file `health`, which devlink's reporter has too.
+pub(crate) struct Report<'a>(pub(crate) &'a Arc<Opened>);
+
+impl core::fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        health(self.0, f)
+    }
+}
 
 /// Makes the files of a node.
 ///

@@ -52,6 +52,7 @@ mod shim;
 mod signal;
 mod skb;
 mod stats;
+mod text;
 mod tx_queue;
 mod uapi;
 mod unmap;

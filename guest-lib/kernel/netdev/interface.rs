@@ -25,6 +25,7 @@ use crate::engine::{Health, Peers};
 use crate::packets;
 use crate::shim::{self, NetDevice, NetQueue, NetSetup, SkBuff};
 use crate::skb::Skb;
+use crate::text::Text;
 use crate::tx_queue::TxQueue;
 
 /// Queues of an interface at most.
@@ -38,22 +39,6 @@ const SECOND_MACHINE: u8 = 4;
 /// by turns, so that they never meet.
 const fn tni_of(first: TniId, number: u8) -> Option<TniId> {
     TniId::new(first.get() + number * MAX_INTERFACES as u8)
-}
-
-/// A page to write text to.
-struct Text<'a> {
-    buf: &'a mut [u8],
-    len: usize,
-}
-
-impl Write for Text<'_> {
-    fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        let end = self.len + text.len();
-        let place = self.buf.get_mut(self.len..end).ok_or(core::fmt::Error)?;
-        place.copy_from_slice(text.as_bytes());
-        self.len = end;
-        Ok(())
-    }
 }
 
 impl Link {
@@ -516,9 +501,9 @@ unsafe extern "C" fn tofu_rs_net_show(
             core::slice::from_raw_parts_mut(buf.cast::<u8>(), size),
         )
     };
-    let mut text = Text { buf, len: 0 };
+    let mut text = Text::new(buf);
     match link.show(what, &mut text) {
-        Ok(()) => text.len as isize,
+        Ok(()) => text.len() as isize,
         Err(_) => EINVAL.to_errno() as isize,
     }
 }

@@ -2,11 +2,12 @@
 /*
  * The interface tofu0 from inside: `net test` checks what ethtool and ioctls report and set, and
  * frames that cannot be delivered; `net counters` prints the counters of ethtool, `net link` its
- * state of the link; `net longest N` lets TCP pass and receive up to N bytes at a time.
+ * state of the link; `net longest N` lets TCP pass and receive up to N bytes at a time. `net health`
+ * prints what devlink's reporter says.
  */
 #include <arpa/inet.h>
+#include <linux/devlink.h>
 #include <linux/ethtool.h>
-#include <linux/genetlink.h>
 #include <linux/if_ether.h>
 #include <linux/if_link.h>
 #include <linux/if_packet.h>
@@ -15,6 +16,7 @@
 #include <net/if.h>
 
 #include "common.h"
+#include "genl.h"
 
 static const char *name = "tofu0";
 static int any;
@@ -104,76 +106,18 @@ enum {
 	QSTATS_TX_BYTES,
 };
 
-/* An attribute of a message of generic netlink, and where the next one is put. */
-static void *put_attr(void *at, unsigned short type, const void *value, unsigned short len)
-{
-	struct nlattr *attr = at;
-
-	*attr = (struct nlattr){ .nla_type = type, .nla_len = NLA_HDRLEN + len };
-	memcpy((char *)at + NLA_HDRLEN, value, len);
-	return (char *)at + NLA_ALIGN(attr->nla_len);
-}
-
-static const void *attr_in(const void *attrs, int len, unsigned short type)
-{
-	const struct nlattr *attr = attrs;
-
-	while (len >= NLA_HDRLEN && attr->nla_len >= NLA_HDRLEN && attr->nla_len <= len) {
-		if ((attr->nla_type & NLA_TYPE_MASK) == type)
-			return (const char *)attr + NLA_HDRLEN;
-		len -= NLA_ALIGN(attr->nla_len);
-		attr = (const void *)((const char *)attr + NLA_ALIGN(attr->nla_len));
-	}
-	return NULL;
-}
-
-/* The parts of an answer of generic netlink. */
-struct answer {
-	union {
-		char bytes[16384];
-		struct nlmsghdr head;
-	};
-	int len;
-};
-
-/* Asks a family of generic netlink; the attributes end at @end. */
-static void ask(int s, struct answer *m, int family, int command, int flags, void *end)
-{
-	struct genlmsghdr *generic = NLMSG_DATA(&m->head);
-
-	m->head = (struct nlmsghdr){ .nlmsg_len = (char *)end - m->bytes, .nlmsg_type = family,
-		.nlmsg_flags = NLM_F_REQUEST | flags };
-	*generic = (struct genlmsghdr){ .cmd = command, .version = 1 };
-	if (send(s, m->bytes, m->head.nlmsg_len, 0) != (ssize_t)m->head.nlmsg_len)
-		die("generic netlink: send");
-	m->len = recv(s, m->bytes, sizeof(m->bytes), 0);
-	if (m->len < (int)sizeof(m->head))
-		die("generic netlink: recv");
-}
-
-static void *attrs_of(void *message)
-{
-	return (char *)NLMSG_DATA(message) + GENL_HDRLEN;
-}
-
 /* The sum over all queues of a statistic that the kernel's netlink has of each; -1 without any. */
 static long queue_stat(int what, int type, int *queues)
 {
 	struct answer m;
-	int s = socket(AF_NETLINK, SOCK_RAW, NETLINK_GENERIC), family, left;
+	int s = socket(AF_NETLINK, SOCK_RAW, NETLINK_GENERIC), family = family_of(s, "netdev"), left;
 	__u32 index = if_nametoindex(name);
 	__u64 by_queue = QSTATS_SCOPE_QUEUE, value;
 	struct nlmsghdr *part;
-	const void *attr, *at;
+	const void *at;
 	long sum = -1;
 
 	*queues = 0;
-	ask(s, &m, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, 0,
-	    put_attr(attrs_of(&m), CTRL_ATTR_FAMILY_NAME, "netdev", 7));
-	attr = attr_in(attrs_of(&m), m.len - NLMSG_LENGTH(GENL_HDRLEN), CTRL_ATTR_FAMILY_ID);
-	if (m.head.nlmsg_type == NLMSG_ERROR || !attr)
-		die("netlink has no family netdev");
-	family = *(const __u16 *)attr;
 	ask(s, &m, family, CMD_QSTATS_GET, NLM_F_DUMP,
 	    put_attr(put_attr(attrs_of(&m), QSTATS_IFINDEX, &index, 4),
 		     QSTATS_SCOPE, &by_queue, 8));
@@ -313,6 +257,63 @@ static void test(void)
 	CHECK(counter("sent") == counted + 1, "it is counted once");
 }
 
+/* Where the reports of devlink's reporter are. */
+static void *reporter_at(struct answer *m, const char *bus, const char *device)
+{
+	void *at = attrs_of(m);
+
+	at = put_attr(at, DEVLINK_ATTR_BUS_NAME, bus, strlen(bus) + 1);
+	at = put_attr(at, DEVLINK_ATTR_DEV_NAME, device, strlen(device) + 1);
+	return put_attr(at, DEVLINK_ATTR_HEALTH_REPORTER_NAME, "device", sizeof("device"));
+}
+
+/* Prints the node's health as devlink has it: state, reports, then the lines of a diagnosis. */
+static void health_of_devlink(void)
+{
+	char path[64], to[256], *device;
+	struct answer m;
+	int s = socket(AF_NETLINK, SOCK_RAW, NETLINK_GENERIC), family = family_of(s, "devlink"), len;
+	const struct nlattr *attr, *value;
+	const void *reporter;
+	const char *end;
+
+	/* While the device is gone, ethtool knows nothing of the interface. */
+	snprintf(path, sizeof(path), "/sys/class/net/%s/device", name);
+	len = readlink(path, to, sizeof(to) - 1);
+	if (len < 0)
+		die(path);
+	to[len] = 0;
+	device = strrchr(to, '/') + 1;
+	ask(s, &m, family, DEVLINK_CMD_HEALTH_REPORTER_GET, 0,
+	    reporter_at(&m, "pci", device));
+	len = m.len - NLMSG_LENGTH(GENL_HDRLEN);
+	reporter = attr_in(attrs_of(&m), len, DEVLINK_ATTR_HEALTH_REPORTER);
+	if (m.head.nlmsg_type != family || !reporter)
+		die("DEVLINK_CMD_HEALTH_REPORTER_GET");
+	len = ((const __u16 *)reporter)[-2] - NLA_HDRLEN;
+	printf("healthy %d\nreports %llu\n",
+	       !*(const __u8 *)attr_in(reporter, len, DEVLINK_ATTR_HEALTH_REPORTER_STATE),
+	       *(const unsigned long long *)attr_in(reporter, len,
+						    DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT));
+	ask(s, &m, family, DEVLINK_CMD_HEALTH_REPORTER_DIAGNOSE, 0,
+	    reporter_at(&m, "pci", device));
+	attr = attr_in(attrs_of(&m), m.len - NLMSG_LENGTH(GENL_HDRLEN), DEVLINK_ATTR_FMSG);
+	if (m.head.nlmsg_type != family || !attr)
+		die("DEVLINK_CMD_HEALTH_REPORTER_DIAGNOSE");
+	end = (const char *)attr + ((const __u16 *)attr)[-2] - NLA_HDRLEN;
+	/* Names, and the values that follow them. */
+	for (value = attr; (const char *)value < end && value->nla_len >= NLA_HDRLEN;
+	     value = (const void *)((const char *)value + NLA_ALIGN(value->nla_len))) {
+		const char *text = (const char *)value + NLA_HDRLEN;
+
+		if ((value->nla_type & NLA_TYPE_MASK) == DEVLINK_ATTR_FMSG_OBJ_NAME)
+			printf("%s", text);
+		else if ((value->nla_type & NLA_TYPE_MASK) == DEVLINK_ATTR_FMSG_OBJ_VALUE_DATA)
+			printf(" %s\n", text);
+	}
+	close(s);
+}
+
 /* Sets the longest packets before segmentation, as `ip link set` does by these names. */
 static void longest(__u32 bytes)
 {
@@ -375,12 +376,16 @@ int main(int argc, char **argv)
 		printf("%s\n", link.data ? "link" : "no link");
 		return 0;
 	}
+	if (argc == 2 && !strcmp(argv[1], "health")) {
+		health_of_devlink();
+		return 0;
+	}
 	if (argc == 3 && !strcmp(argv[1], "longest")) {
 		longest(atoi(argv[2]));
 		return 0;
 	}
 	if (argc != 2 || strcmp(argv[1], "test")) {
-		fprintf(stderr, "usage: net test | net counters | net link | net longest N\n");
+		fprintf(stderr, "usage: net test | counters | link | health | longest N\n");
 		return 2;
 	}
 	test();

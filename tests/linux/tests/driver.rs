@@ -182,6 +182,12 @@ fn changes_that_nothing_tells_of_are_found() {
     place.shell(0, "mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null; true");
     let health = || place.shell(0, "head -n 2 /sys/kernel/debug/tofu/health");
     let is_gone = || health() == "state failed\ndevice no answer\n";
+    driver::programs(place, &["net"], &["0"]);
+    let devlink = || place.shell(0, "/tmp/net health | head -n 4");
+    let has_reported = || {
+        let said = devlink();
+        said.starts_with("healthy 0\nreports ") && said.ends_with(&health())
+    };
     let fault = |faults| place.run(&["fault", "device", "0", faults]).ok();
     let configure = |script| place.shell(0, &format!("{FOLDER}; {CONFIGURE}; {script}"));
     for change in ["gone", "removed", "D3hot", "flr"] {
@@ -202,12 +208,14 @@ fn changes_that_nothing_tells_of_are_found() {
                 configure(r"power '\3'");
                 wait_for("health to say that the device is gone", MOMENT, is_gone);
                 thread::sleep(UNSEEN);
+                assert!(has_reported(), "{}", devlink());
                 configure(r"power '\0'");
             }
             _ => {
                 fault("gone");
                 wait_for("health to say that the device is gone", MOMENT, is_gone);
                 thread::sleep(UNSEEN);
+                assert!(has_reported(), "{}", devlink());
                 if change == "removed" {
                     place.shell(0, &format!("{FOLDER}; echo 1 >$D/remove; [ ! -e /proc/tofu ]"));
                 }
@@ -221,6 +229,8 @@ fn changes_that_nothing_tells_of_are_found() {
         let answers = || place.exec("0", &["ping", "-c1", "-W2", "n1"]).code == Some(0);
         wait_for("tofu0", MOMENT, answers);
     }
+    // Of the last device: low power, and the reset.
+    assert!(devlink().starts_with("healthy 1\nreports 2\n"), "{}", devlink());
     is_well(place, "0");
     place.run(&["down"]).ok();
     place.is_clean();

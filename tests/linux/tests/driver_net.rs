@@ -383,6 +383,10 @@ fn lose_their_carrier(place: &Place) {
 fn show_their_state(place: &Place) {
     let health = place.shell(0, "cat /sys/kernel/debug/tofu/health");
     assert!(health.starts_with("state degraded\n") && health.contains("PORT_ERROR"), "{health}");
+    // Devlink's reporter says the same.
+    let said = place.shell(0, "/tmp/net health");
+    let diagnosis = said.strip_prefix("healthy 1\nreports 0\n").unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(diagnosis, health);
     let queues = place.shell(0, "cat /sys/kernel/debug/tofu/queues");
     assert!(queues.contains("tni0cq11 owner kernel"), "{queues}");
     // Completions of sent packets are processed with the next packet, or later.
