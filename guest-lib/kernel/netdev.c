@@ -12,6 +12,7 @@
 #include <linux/module.h>
 #include <linux/moduleparam.h>
 #include <linux/netdevice.h>
+#include <linux/pci.h>
 #include <linux/skbuff.h>
 #include <linux/timer.h>
 #include <linux/u64_stats_sync.h>
@@ -210,13 +211,19 @@ static void close_queue(struct tofu_queue *queue)
 	tofu_rs_net_stop(queue->link);
 }
 
+/* Queues that are used, the first ones of those that there are. */
+static unsigned int in_use(const struct net_device *dev)
+{
+	return dev->real_num_tx_queues;
+}
+
 static int net_open(struct net_device *dev)
 {
 	struct tofu_net *net = netdev_priv(dev);
 	unsigned int i;
 	int error;
 
-	for (i = 0; i < net->count; i++) {
+	for (i = 0; i < in_use(dev); i++) {
 		error = tofu_rs_net_open(net->queues[i].link, &net->queues[i]);
 		if (error) {
 			while (i--)
@@ -231,7 +238,7 @@ static int net_open(struct net_device *dev)
 	mod_timer(&net->service, jiffies);
 	/* What has come before polling was allowed raises no interrupt any more. */
 	local_bh_disable();
-	for (i = 0; i < net->count; i++)
+	for (i = 0; i < in_use(dev); i++)
 		napi_schedule(&net->queues[i].napi);
 	local_bh_enable();
 	return 0;
@@ -248,7 +255,7 @@ static int net_stop(struct net_device *dev)
 	netif_carrier_off(dev);
 	netif_tx_disable(dev);
 	timer_delete_sync(&net->service);
-	for (i = 0; i < net->count; i++)
+	for (i = 0; i < in_use(dev); i++)
 		close_queue(&net->queues[i]);
 	return 0;
 }
@@ -257,7 +264,7 @@ static u16 net_select_queue(struct net_device *dev, struct sk_buff *skb, struct 
 {
 	struct tofu_net *net = netdev_priv(dev);
 
-	if (net->count == 1)
+	if (in_use(dev) == 1)
 		return 0;
 	return tofu_rs_net_select(net->queues[0].link, skb, netdev_pick_tx(dev, skb, sb));
 }
@@ -312,10 +319,14 @@ static void net_queue_stats_tx(struct net_device *dev, int number,
 	stats->wake = u64_stats_read(&queue->wakes);
 }
 
-/* The queues of an interface are always there: nothing has passed by others. */
+/* What has passed by queues that are not used any more. */
 static void net_base_stats(struct net_device *dev, struct netdev_queue_stats_rx *rx,
 			   struct netdev_queue_stats_tx *tx)
 {
+	struct netdev_queue_stats_rx rx_of;
+	struct netdev_queue_stats_tx tx_of;
+	struct tofu_net *net = netdev_priv(dev);
+
 	rx->packets = 0;
 	rx->bytes = 0;
 	tx->packets = 0;
@@ -323,6 +334,17 @@ static void net_base_stats(struct net_device *dev, struct netdev_queue_stats_rx 
 	tx->hw_drops = 0;
 	tx->stop = 0;
 	tx->wake = 0;
+	for (unsigned int i = in_use(dev); i < net->count; i++) {
+		net_queue_stats_rx(dev, i, &rx_of);
+		rx->packets += rx_of.packets;
+		rx->bytes += rx_of.bytes;
+		net_queue_stats_tx(dev, i, &tx_of);
+		tx->packets += tx_of.packets;
+		tx->bytes += tx_of.bytes;
+		tx->hw_drops += tx_of.hw_drops;
+		tx->stop += tx_of.stop;
+		tx->wake += tx_of.wake;
+	}
 }
 
 static const struct netdev_stat_ops net_stat_ops = {
@@ -390,7 +412,37 @@ static void net_channels(struct net_device *dev, struct ethtool_channels *channe
 	struct tofu_net *net = netdev_priv(dev);
 
 	channels->max_combined = net->count;
-	channels->combined_count = net->count;
+	channels->combined_count = in_use(dev);
+}
+
+static int use_queues(struct net_device *dev, unsigned int n)
+{
+	struct tofu_net *net = netdev_priv(dev);
+	int error = netif_set_real_num_queues(dev, n, n);
+
+	for (unsigned int i = 0; i < net->count && !error; i++)
+		tofu_rs_net_queues(net->queues[i].link, n);
+	return error;
+}
+
+/* Takes the interface down for a moment. */
+static int net_set_channels(struct net_device *dev, struct ethtool_channels *channels)
+{
+	struct tofu_net *net = netdev_priv(dev);
+	unsigned int before = in_use(dev);
+	bool open = net->open;
+	int error;
+
+	net_stop(dev);
+	error = use_queues(dev, channels->combined_count);
+	if (!error && open) {
+		error = net_open(dev);
+		if (error)
+			use_queues(dev, before);
+	}
+	if (error && open && net_open(dev))
+		netdev_err(dev, "the queues cannot be opened again: take it down and up\n");
+	return error;
 }
 
 static void net_rings(struct net_device *dev, struct ethtool_ringparam *rings,
@@ -426,6 +478,7 @@ static const struct ethtool_ops net_ethtool_ops = {
 	.set_coalesce = net_set_coalesce,
 	.get_ringparam = net_rings,
 	.get_channels = net_channels,
+	.set_channels = net_set_channels,
 	.get_ts_info = ethtool_op_get_ts_info,
 };
 
@@ -465,6 +518,7 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 	unsigned int n = setup->queues;
 	struct tofu_net *net;
 	struct net_device *dev;
+	int irq;
 
 	*error = -ENOMEM;
 	dev = alloc_etherdev_mqs(struct_size(net, queues, n), n, n);
@@ -502,6 +556,9 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 		queue->dev = dev;
 		queue->number = i;
 		netif_napi_add(dev, &queue->napi, net_poll);
+		irq = pci_irq_vector(to_pci_dev(setup->parent), setup->vectors[i]);
+		if (irq > 0)
+			netif_napi_set_irq(&queue->napi, irq);
 		timer_setup(&queue->timer, net_timer, 0);
 		hrtimer_setup(&queue->hrtimer, net_hrtimer, CLOCK_MONOTONIC, HRTIMER_MODE_REL_SOFT);
 	}

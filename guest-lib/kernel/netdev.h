@@ -27,6 +27,8 @@ struct tofu_offload {
 struct tofu_net_setup {
 	/* One for each pair of queues. */
 	void *const *links;
+	/* The vectors by which they are told of packets. */
+	const u16 *vectors;
 	u32 queues;
 	struct device *parent;
 	const char *name;
@@ -53,9 +55,11 @@ struct tofu_run {
 struct tofu_areas;
 struct tofu_queue;
 
-/* Of a queue. All but _open, _stop and _coalesce are called with software interrupts off. */
+/* Of a queue. All but _open, _stop, _queues and _coalesce are called with software interrupts off. */
 int tofu_rs_net_open(void *link, struct tofu_queue *queue);
 void tofu_rs_net_stop(void *link);
+/* Tells how many queues the interface uses. */
+void tofu_rs_net_queues(void *link, u32 queues);
 /* Takes the frame, or returns false and stops the queue. */
 bool tofu_rs_net_xmit(void *link, struct tofu_queue *queue, struct sk_buff *skb, bool more);
 int tofu_rs_net_poll(void *link, struct tofu_queue *queue, int budget);

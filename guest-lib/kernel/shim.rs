@@ -42,6 +42,7 @@ pub(crate) struct ReadAreas {
 #[repr(C)]
 pub(crate) struct NetSetup {
     pub(crate) links: *const *mut c_void,
+    pub(crate) vectors: *const u16,
     pub(crate) queues: u32,
     pub(crate) parent: *mut bindings::device,
     pub(crate) name: *const c_char,

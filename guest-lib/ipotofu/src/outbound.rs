@@ -107,6 +107,11 @@ impl<S: Storage> Outbound<S> {
         self.sending.says.rendezvous = false;
     }
 
+    /// Sets on how many further TNIs this node listens, which other nodes learn from what it sends.
+    pub fn set_more_queues(&mut self, count: u8) {
+        self.sending.says.more_queues = count;
+    }
+
     /// The node.
     pub fn node(&self) -> &LocalNode {
         &self.sending.node

@@ -12,6 +12,7 @@ use kernel::str::CStr;
 use kernel::sync::atomic::Relaxed;
 use kernel::sync::Arc;
 
+use tofu_abi::irq::vector;
 use tofu_abi::topology::Shape;
 use tofu_abi::TniId;
 use tofu_ipotofu::addr;
@@ -294,9 +295,12 @@ fn interface(
     let peers = Arc::new(Peers::new()?, GFP_KERNEL)?;
     let mut links = KVec::with_capacity(MAX_QUEUES, GFP_KERNEL)?;
     let mut raw = [core::ptr::null_mut(); MAX_QUEUES];
-    for (number, raw) in (0..settings.queues).zip(&mut raw) {
+    let mut vectors = [0; MAX_QUEUES];
+    for ((number, raw), of) in (0..settings.queues).zip(&mut raw).zip(&mut vectors) {
+        let tni = tni_of(first, number).ok_or(EINVAL)?;
+        *of = vector::tni(tni);
         let place = Place {
-            tni: tni_of(first, number).ok_or(EINVAL)?,
+            tni,
             number,
             queues: settings.queues,
         };
@@ -306,6 +310,7 @@ fn interface(
     }
     let setup = NetSetup {
         links: raw.as_ptr(),
+        vectors: vectors.as_ptr(),
         queues: settings.queues.into(),
         parent: device.raw(),
         name: name.as_char_ptr(),
@@ -406,6 +411,17 @@ unsafe extern "C" fn tofu_rs_net_select(
     // not freed, as its `Skb` is not dropped.
     let (link, skb) = unsafe { (link_of(link), ManuallyDrop::new(Skb::from_raw(skb))) };
     link.select(&skb, chosen)
+}
+
+/// Says how many queues are in use from the next open on.
+///
+/// # Safety
+///
+/// `link` must be as for [`link_of`].
+#[no_mangle]
+unsafe extern "C" fn tofu_rs_net_queues(link: *mut c_void, queues: u32) {
+    // SAFETY: `link` is as it must be, by this function's contract.
+    unsafe { link_of(link) }.set_queues(queues as u8);
 }
 
 /// Receives.

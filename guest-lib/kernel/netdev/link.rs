@@ -60,7 +60,7 @@ pub(super) struct Link {
     device: Arc<Device>,
     pub(super) node: LocalNode,
     pub(super) tni: TniId,
-    /// The number of queues the interface has.
+    /// The number of queues the interface has, in use or not.
     pub(super) queues: u8,
     #[pin]
     pub(super) tx: SpinLock<Tx>,
@@ -246,6 +246,13 @@ impl Link {
             queue.wake_queue();
         }
         idle && self.rearm(queue, now)
+    }
+
+    /// Has so many of the interface's queues be known to other nodes.
+    pub(super) fn set_queues(&self, queues: u8) {
+        let _quiet = Quiet::new();
+        let mut tx = self.tx.lock();
+        tx.outbound.set_more_queues(queues.saturating_sub(1));
     }
 
     /// Is called every second while the interface is up.

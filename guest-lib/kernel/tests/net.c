@@ -188,8 +188,8 @@ static void test(void)
 	struct ethtool_coalesce before = { .cmd = ETHTOOL_GCOALESCE }, set, after = before;
 	unsigned char frame[1514] = { 0 };
 	struct ifreq mac = request(NULL);
+	int old, there;
 	long counted;
-	int old;
 
 	WORKS(ethtool(&info), "ETHTOOL_GDRVINFO");
 	CHECK(!strcmp(info.driver, "tofu"), "the driver is %s", info.driver);
@@ -206,6 +206,18 @@ static void test(void)
 	CHECK(rings.rx_pending > 0 && rings.rx_pending == rings.rx_max_pending &&
 	      rings.tx_pending > 0 && rings.tx_pending == rings.tx_max_pending,
 	      "%u buffers to receive, %u to send", rings.rx_pending, rings.tx_pending);
+	old = channels.combined_count;
+	channels.cmd = ETHTOOL_SCHANNELS;
+	channels.combined_count = 0;
+	FAILS(ethtool(&channels), EINVAL, "no queue");
+	channels.combined_count = old + 1;
+	FAILS(ethtool(&channels), EINVAL, "more queues than there are");
+	channels.combined_count = 1;
+	WORKS(ethtool(&channels), "one queue");
+	queue_stat(QSTATS_TX_PACKETS, QUEUE_TYPE_TX, &there);
+	CHECK(there == 1, "%d is left", there);
+	channels.combined_count = old;
+	WORKS(ethtool(&channels), "as it was");
 	adds_up("rx_packets", QSTATS_RX_PACKETS, QUEUE_TYPE_RX,
 		channels.combined_count);
 	adds_up("rx_bytes", QSTATS_RX_BYTES, QUEUE_TYPE_RX,
