@@ -13,8 +13,8 @@ use super::matching::{Claim, Matching};
 use super::outgoing::Outgoing;
 use super::peers::{Number, Peers};
 use super::regions::{Lease, Regions};
-use super::transport::{Address, Busy, Memory, Signal, Transport};
-use super::{EAGER, SLOT};
+use super::transport::{Address, Busy, Memory, Signal, Spot, Transport};
+use super::{DIVIDED, EAGER, SLOT};
 
 /// Messages that may wait for a peer.
 const MOST_WAITING: usize = 4096;
@@ -55,8 +55,8 @@ pub(super) struct Sending<M> {
     pub(super) peer: Number,
     /// It ends with an answer of the peer, not when all has been sent.
     pub(super) waits: bool,
-    /// The device's address of the message, if the receiver reads it.
-    pub(super) stadd: Option<u64>,
+    /// The places of the message for the device, if the receiver reads it.
+    pub(super) spots: Vec<Spot>,
     /// The memory that is kept until then, or that the answer is for.
     pub(super) memory: Option<M>,
     /// The memory is of a region.
@@ -78,7 +78,7 @@ impl<M> Sending<M> {
             wanted,
             peer,
             waits: false,
-            stadd: None,
+            spots: Vec::new(),
             memory: None,
             lease: None,
         }
@@ -203,22 +203,26 @@ impl<T: Transport> Endpoint<T> {
         request: Kind,
     ) {
         let (id, total) = (header.id, memory.len());
+        let Some(peer) = self.peers.get(number).map(|peer| peer.address) else { return };
+        let rails = if total < DIVIDED { 1 } else { self.transport.rails(peer) };
         let header = Header { total: total as u64, ..header };
         let send = Some(id);
         if total > EAGER
             && let Some(sending) = self.sends.get_mut(&id)
             && (sending.context.is_some() || sending.lease.is_some())
-            && let Ok(stadd) = self.transport.register(&memory, true)
+            && let Ok(spots) = self.transport.register(&memory, true, peer, rails)
         {
             sending.waits = true;
-            sending.stadd = Some(stadd);
+            let places = Spot::encode(&spots);
+            sending.spots = spots;
             sending.memory = Some(memory);
-            let header = Header { kind: request, at: stadd, ..header };
-            return self.enqueue(number, Outgoing { header, data: Vec::new(), sent: 0, send });
+            let header = Header { kind: request, ..header };
+            return self.enqueue(number, Outgoing::new(header, places, send));
         }
         let mut data = vec![0; total];
         memory.read(0, &mut data);
-        self.enqueue(number, Outgoing { header, data, sent: 0, send });
+        let outgoing = Outgoing::new(header, data, send);
+        self.enqueue(number, outgoing.divided(rails));
     }
 
     /// Reports the end of an operation, if the program can know of it.

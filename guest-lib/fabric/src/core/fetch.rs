@@ -2,7 +2,7 @@
 
 use super::matching::{Envelope, Place};
 use super::regions::Lease;
-use super::transport::{Address, Memory};
+use super::transport::{Address, Memory, Spot};
 
 /// The memory for a message that is being read.
 #[derive(Debug)]
@@ -45,11 +45,13 @@ pub(super) struct Fetch<M> {
     pub(super) target: Target<M>,
     /// Memory of this endpoint, if that of the target cannot be registered.
     pub(super) staged: Option<M>,
-    /// The device's address of the message, and its sender's number for it.
-    pub(super) remote: u64,
+    /// The places of the message by rail, and its sender's number for it.
+    pub(super) remote: Vec<Spot>,
     pub(super) id: u64,
-    pub(super) local: u64,
+    pub(super) local: Vec<Spot>,
     pub(super) length: usize,
+    /// Bytes of each Get but the last.
+    pub(super) piece: usize,
     /// Bytes that the device was asked for.
     pub(super) asked: usize,
     /// Gets that have not ended.

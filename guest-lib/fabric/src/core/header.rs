@@ -9,7 +9,7 @@ pub(super) const HEADER: usize = 64;
 pub(super) enum Kind {
     /// A part of a message.
     Part,
-    /// The address of a message, which the receiver reads.
+    /// The places of a message, which the receiver reads.
     Request,
     /// The receiver has read a message.
     Done,
@@ -17,13 +17,13 @@ pub(super) enum Kind {
     Failed,
     /// A part of what is written to a region.
     Write,
-    /// The address of what is written to a region, which the receiver reads.
+    /// The places of what is written to a region, which the receiver reads.
     WriteRequest,
     /// A region is to be read.
     Read,
     /// A part of what a region has.
     Data,
-    /// The address of what a region has, which the receiver reads.
+    /// The places of what a region has, which the receiver reads.
     DataRequest,
     /// Numbers of a region are to be changed.
     Atomic,
@@ -70,8 +70,7 @@ pub(super) struct Header {
     pub(super) total: u64,
     /// The sender's number of a message that is read.
     pub(super) id: u64,
-    /// The part's offset in the message, where the device finds the message, or the code of an
-    /// atomic operation.
+    /// The part's offset in the message, or the code of an atomic operation.
     pub(super) at: u64,
     /// The key of a region, and where in it.
     pub(super) key: u64,

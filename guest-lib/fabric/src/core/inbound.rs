@@ -8,7 +8,7 @@ use super::header::{HEADER, Header, Kind};
 use super::matching::{Body, Envelope, Matching, Message, Place, Receive};
 use super::outbound::PART;
 use super::peers::Number;
-use super::transport::{self, Address, Memory, Transport};
+use super::transport::{self, Address, Memory, Spot, Transport};
 
 impl<T: Transport> Endpoint<T> {
     /// A slot was filled: empties those that are next.
@@ -41,15 +41,15 @@ impl<T: Transport> Endpoint<T> {
             let part = &slot[HEADER..HEADER + length];
             match header.kind {
                 Kind::Part => self.part(number, source, &header, part),
-                Kind::Request => self.request(source, &header),
+                Kind::Request => self.request(source, &header, part),
                 Kind::Done => self.answered(number, header.id, None),
                 Kind::Failed => self.answered(number, header.id, Some(Failure::NoRoom)),
                 Kind::Refused => self.answered(number, header.id, Some(Failure::Refused)),
                 Kind::Write => self.written(source, &header, part),
-                Kind::WriteRequest => self.write_requested(source, &header),
+                Kind::WriteRequest => self.write_requested(source, &header, part),
                 Kind::Read => self.read(number, source, &header),
                 Kind::Data => self.data(number, &header, part),
-                Kind::DataRequest => self.data_requested(number, source, &header),
+                Kind::DataRequest => self.data_requested(number, source, &header, part),
                 Kind::Atomic => self.changed(number, source, &header, part),
             }
         }
@@ -172,9 +172,9 @@ impl<T: Transport> Endpoint<T> {
     }
 
     /// A message is to be read from its sender.
-    fn request(&mut self, source: Address, header: &Header) {
+    fn request(&mut self, source: Address, header: &Header, places: &[u8]) {
         let envelope = Self::envelope(source, header);
-        let (at, id) = (header.at, header.id);
+        let (at, id) = (Spot::decode(places), header.id);
         match self.matching.take_receive(&envelope, &mut self.completions) {
             Some(place) => self.fetch_message(envelope, place, at, id),
             None => drop(self.matching.add(envelope, Body::Remote { at, id }, 0)),
@@ -182,7 +182,13 @@ impl<T: Transport> Endpoint<T> {
     }
 
     /// Begins to read a message.
-    fn fetch_message(&mut self, envelope: Envelope, place: Place<T::Memory>, at: u64, id: u64) {
+    fn fetch_message(
+        &mut self,
+        envelope: Envelope,
+        place: Place<T::Memory>,
+        at: Vec<Spot>,
+        id: u64,
+    ) {
         let (source, length) = (envelope.source, envelope.total);
         self.fetch(source, Target::Receive(envelope, place), length, (at, id));
     }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::completion::{Completion, Finished};
-use super::transport::{Address, Memory};
+use super::transport::{Address, Memory, Spot};
 
 /// A receive.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ pub(super) enum Body<M> {
     Heap(Vec<u8>),
     /// In the memory of a receive, as far as it has come.
     Placed(Place<M>),
-    /// With its sender, which knows it by a number: where the device finds it.
-    Remote { at: u64, id: u64 },
+    /// With its sender, which knows it by a number: where the device finds it, by rail.
+    Remote { at: Vec<Spot>, id: u64 },
 }
 
 /// A message.

@@ -9,7 +9,11 @@
 //! credits return by signals, which need no slot. So rings neither overflow nor deadlock.
 //!
 //! Messages of up to [`EAGER`] bytes travel through slots. For longer ones the sender registers its
-//! memory and sends its address; the receiver reads it by Gets when a receive matches, and answers.
+//! memory and sends its addresses; the receiver reads it by Gets when a receive matches, and
+//! answers.
+//!
+//! Messages from [`DIVIDED`] bytes on are divided among the rails of the peer, of which the
+//! transport says how many there are: those in slots into more slots, long ones into more Gets.
 //!
 //! Reads, writes and atomic operations on [`Regions`] are messages of other kinds, which the
 //! endpoint of the region serves as it makes progress: so an access sees the region as it is now,
@@ -43,7 +47,7 @@ pub use failure::Failure;
 pub use matching::{Claim, Receive};
 pub use regions::{Access, Lease, Regions};
 pub use remote::{Action, Remote};
-pub use transport::{Address, Busy, Event, Memory, Place, Signal, Transport};
+pub use transport::{Address, Busy, Event, Memory, Place, Signal, Spot, Transport, Way};
 
 /// Bytes of a slot.
 pub const SLOT: usize = 8 << 10;
@@ -55,6 +59,9 @@ pub const RINGS_PER_CHUNK: u16 = 16;
 pub const CHUNKS: u16 = 255;
 /// The longest message that travels through slots.
 pub const EAGER: usize = 32 << 10;
+/// The shortest message that is divided among rails: "messages should not be divided when the
+/// message size is smaller than 4 Kbytes" (IEEE Micro, 2012).
+pub const DIVIDED: usize = 4 << 10;
 /// The longest operands of an atomic operation, and of the numbers to compare with.
 pub const MOST_ATOMIC: usize = 2 << 10;
 /// The longest Get.

@@ -8,7 +8,7 @@ use super::failure::Failure;
 use super::header::HEADER;
 use super::outgoing::Outgoing;
 use super::peers::Number;
-use super::transport::{Event, Signal, Transport};
+use super::transport::{Event, Signal, Transport, Way};
 
 /// Bytes of a message in a slot.
 pub(super) const PART: usize = SLOT - HEADER;
@@ -44,7 +44,7 @@ impl<T: Transport> Endpoint<T> {
             let Some(front) = peer.queue.front() else { break };
             let Some(place) = peer.free_slot() else { break };
             let left = front.data.len() - front.sent;
-            let length = left.min(PART);
+            let length = left.min(front.part);
             let is_last = length == left;
             let mut header = front.header;
             header.emptied = peer.emptied();
@@ -55,7 +55,8 @@ impl<T: Transport> Endpoint<T> {
             let send = front.send.filter(|_| is_last);
             let token = self.commands.add(Command::Fill { peer: number, send });
             let part = &front.data[front.sent..front.sent + length];
-            if self.transport.fill(peer.address, place, [&header.encode(), part], token).is_err() {
+            let way = Way { peer: peer.address, rail: front.sent / front.part };
+            if self.transport.fill(way, place, [&header.encode(), part], token).is_err() {
                 self.commands.take(token);
                 return None;
             }
@@ -120,10 +121,8 @@ impl<T: Transport> Endpoint<T> {
     /// Ends a send.
     pub(super) fn finish_send(&mut self, send: u64, failure: Option<Failure>) {
         let Some(sending) = self.sends.remove(&send) else { return };
-        let Sending { finished, context, tagged, wanted, stadd, .. } = sending;
-        if let Some(stadd) = stadd {
-            self.transport.release(stadd);
-        }
+        let Sending { finished, context, tagged, wanted, spots, .. } = sending;
+        self.transport.release(&spots);
         self.end_operation(finished, tagged, context, wanted, failure);
     }
 

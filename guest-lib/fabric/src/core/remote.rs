@@ -11,7 +11,7 @@ use super::header::{Header, Kind};
 use super::outgoing::Outgoing;
 use super::peers::Number;
 use super::regions::{Access, Lease};
-use super::transport::{Address, Busy, Memory, Transport};
+use super::transport::{Address, Busy, Memory, Spot, Transport};
 
 const READS: Access = Access { read: true, write: false };
 const WRITES: Access = Access { read: false, write: true };
@@ -115,7 +115,7 @@ impl<T: Transport> Endpoint<T> {
 
     /// Sends what fits into a slot.
     fn say(&mut self, number: Number, header: Header, data: Vec<u8>) {
-        self.enqueue(number, Outgoing { header, data, sent: 0, send: None });
+        self.enqueue(number, Outgoing::new(header, data, None));
     }
 
     /// Looks for a part of a region here.
@@ -203,12 +203,12 @@ impl<T: Transport> Endpoint<T> {
     }
 
     /// A peer wants this endpoint to read what it writes.
-    pub(super) fn write_requested(&mut self, source: Address, header: &Header) {
+    pub(super) fn write_requested(&mut self, source: Address, header: &Header, places: &[u8]) {
         let total = usize::try_from(header.total).unwrap_or(usize::MAX);
         match self.region(header.key, header.place, total, WRITES) {
             Some((memory, _lease)) => {
                 let target = Target::Region { memory, data: header.data, _lease };
-                self.fetch(source, target, total, (header.at, header.id));
+                self.fetch(source, target, total, (Spot::decode(places), header.id));
             }
             None => self.answer(source, Kind::Refused, header.id),
         }
@@ -242,14 +242,20 @@ impl<T: Transport> Endpoint<T> {
     }
 
     /// The bytes that were asked for are to be read from the peer.
-    pub(super) fn data_requested(&mut self, number: Number, source: Address, header: &Header) {
+    pub(super) fn data_requested(
+        &mut self,
+        number: Number,
+        source: Address,
+        header: &Header,
+        places: &[u8],
+    ) {
         let memory = self.own(number, header.tag).and_then(|sending| sending.memory.take());
         let Some(memory) = memory else {
             return self.answer(source, Kind::Failed, header.id);
         };
         let length = memory.len();
         let target = Target::Read(memory, header.tag);
-        self.fetch(source, target, length, (header.at, header.id));
+        self.fetch(source, target, length, (Spot::decode(places), header.id));
     }
 
     /// A peer changes numbers.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::header::{Header, Kind};
 use super::*;
 
 #[path = "remote_tests.rs"]
@@ -67,6 +68,9 @@ struct Network {
     memory: HashMap<u64, Bytes>,
     dead: Vec<Address>,
     next: u64,
+    /// Rails between each two, and the commands on each.
+    rails: usize,
+    used: HashMap<usize, usize>,
     /// Commands until the device has no room, once.
     until_busy: usize,
 }
@@ -75,6 +79,12 @@ impl Network {
     fn is_busy(&mut self) -> bool {
         self.until_busy = self.until_busy.checked_sub(1).unwrap_or(5);
         self.until_busy == 0
+    }
+
+    /// A command takes a way. Returns whom it leads to.
+    fn take(&mut self, way: Way) -> Address {
+        *self.used.entry(way.rail % self.rails.max(1)).or_default() += 1;
+        way.peer
     }
 
     fn tell(&mut self, to: Address, event: Event) {
@@ -101,11 +111,16 @@ impl Transport for Fake {
         into.copy_from_slice(&network.slots[&(self.0, from)][..into.len()]);
     }
 
-    fn fill(&mut self, peer: Address, to: Place, data: [&[u8]; 2], token: u32) -> Result<(), Busy> {
+    fn rails(&mut self, _: Address) -> usize {
+        self.1.borrow().rails.max(1)
+    }
+
+    fn fill(&mut self, way: Way, to: Place, data: [&[u8]; 2], token: u32) -> Result<(), Busy> {
         let mut network = self.1.borrow_mut();
         if network.is_busy() {
             return Err(Busy);
         }
+        let peer = network.take(way);
         let good = !network.dead.contains(&peer);
         if good {
             let mut slot = data.concat();
@@ -132,31 +147,39 @@ impl Transport for Fake {
         Ok(())
     }
 
-    fn register(&mut self, memory: &Bytes, _: bool) -> Result<u64, Failure> {
-        let mut network = self.1.borrow_mut();
-        network.next += 1 << 32;
-        let at = network.next;
-        network.memory.insert(at, memory.clone());
-        Ok(at)
-    }
-
-    fn release(&mut self, stadd: u64) {
-        assert!(self.1.borrow_mut().memory.remove(&stadd).is_some());
-    }
-
-    fn get(
+    fn register(
         &mut self,
-        peer: Address,
-        remote: u64,
-        local: u64,
-        length: usize,
-        token: u32,
-    ) -> Result<(), Busy> {
+        memory: &Bytes,
+        _: bool,
+        _: Address,
+        rails: usize,
+    ) -> Result<Vec<Spot>, Failure> {
+        let mut network = self.1.borrow_mut();
+        let mut spot = || {
+            network.next += 1 << 32;
+            let at = network.next;
+            network.memory.insert(at, memory.clone());
+            Spot { queue: self.0, stadd: at }
+        };
+        Ok((0..rails).map(|_| spot()).collect())
+    }
+
+    fn release(&mut self, spots: &[Spot]) {
+        for spot in spots {
+            assert!(self.1.borrow_mut().memory.remove(&spot.stadd).is_some());
+        }
+    }
+
+    fn get(&mut self, way: Way, places: [Spot; 2], length: usize, token: u32) -> Result<(), Busy> {
         let mut network = self.1.borrow_mut();
         if network.is_busy() {
             return Err(Busy);
         }
+        let peer = network.take(way);
         assert!(length <= PIECE);
+        let [from, to] = places;
+        assert_eq!([from.queue, to.queue], [peer, self.0]);
+        let (remote, local) = (from.stadd, to.stadd);
         let good = !network.dead.contains(&peer);
         if good {
             let start = |stadd: u64| (stadd >> 32 << 32, (stadd & 0xffff_ffff) as usize);
@@ -277,10 +300,12 @@ proptest! {
     /// fits it, whole and from the right sender; nothing is lost; slots are never overwritten.
     #[test]
     fn messages_arrive_in_order_and_whole(
+        rails in 1usize..5,
         steps in proptest::collection::vec((0u8..4, 0usize..3, 0u64..3, 0usize..6), 1..120)
     ) {
         const LENGTHS: [usize; 6] = [0, 1, 200, SLOT, EAGER, 3 * EAGER];
         let mut machine = Machine::new(3);
+        machine.network.borrow_mut().rails = rails;
         let mut sent: HashMap<(usize, u64), VecDeque<usize>> = HashMap::new();
         let mut posted: HashMap<(usize, u64), VecDeque<Bytes>> = HashMap::new();
         for (step, from, to, length) in steps {
@@ -337,6 +362,40 @@ proptest! {
         }
         prop_assert!(machine.network.borrow().memory.is_empty(), "registrations are left");
     }
+}
+
+/// Messages from 4 KiB on are divided evenly, whether they go through slots or are read.
+#[test]
+fn long_messages_take_all_rails() {
+    for rails in [1, 2, 4] {
+        for (length, all) in [(DIVIDED - 1, false), (DIVIDED, true), (EAGER + 1, true)] {
+            let mut machine = Machine::new(2);
+            machine.network.borrow_mut().rails = rails;
+            let into = machine.receive(1, None, 4, length);
+            machine.send(0, 1, 4, pattern(length, 3));
+            machine.settle();
+            assert_eq!(into.get(), pattern(length, 3));
+            let network = machine.network.borrow();
+            let expected = if all { rails } else { 1 };
+            assert_eq!(network.used.len(), expected, "{length} bytes, {rails} rails");
+        }
+    }
+}
+
+/// A peer that breaks the protocol.
+#[test]
+fn request_without_places_fails() {
+    let mut machine = Machine::new(2);
+    machine.send(1, 0, 4, vec![1]);
+    machine.settle();
+    machine.completions(1);
+    let (tagged, tag, total) = (true, 5, 2 * EAGER as u64);
+    let header = Header { tagged, tag, total, ..Header::of(Kind::Request) };
+    machine.endpoints[1].enqueue(0, outgoing::Outgoing::new(header, vec![7; 15], None));
+    machine.receive(0, None, 5, 10);
+    machine.settle();
+    let failures: Vec<_> = machine.completions(0).iter().map(|c| c.failure).collect();
+    assert_eq!(failures, [Some(Failure::NoRoom)]);
 }
 
 #[test]

@@ -9,6 +9,54 @@ use super::{RINGS_PER_CHUNK, SLOT, SLOTS};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address(pub u64);
 
+/// A rail to a peer: one of several ways that parts of a long transfer take at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Way {
+    /// The peer.
+    pub peer: Address,
+    /// The number of the rail, from 0. There may be fewer rails; then it is one of those.
+    pub rail: usize,
+}
+
+/// A place in registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// The virtual control queue that the memory is registered with.
+    pub queue: Address,
+    /// The address for the device.
+    pub stadd: u64,
+}
+
+impl Spot {
+    const BYTES: usize = 16;
+    /// The most rails.
+    const MOST: usize = 4;
+
+    /// Returns the place that many bytes behind it.
+    #[must_use]
+    pub const fn plus(self, bytes: usize) -> Self {
+        Self { stadd: self.stadd.wrapping_add(bytes as u64), ..self }
+    }
+
+    /// The places as a message.
+    pub(super) fn encode(spots: &[Self]) -> Vec<u8> {
+        let words = spots.iter().flat_map(|spot| [spot.queue.0, spot.stadd]);
+        words.flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// Returns what a message has of places.
+    pub(super) fn decode(bytes: &[u8]) -> Vec<Self> {
+        let spot = |spot: &[u8; Self::BYTES]| {
+            let word = |at: usize| {
+                let word = spot.as_chunks::<8>().0.get(at);
+                word.map_or(0, |word| u64::from_le_bytes(*word))
+            };
+            Self { queue: Address(word(0)), stadd: word(1) }
+        };
+        bytes.as_chunks().0.iter().take(Self::MOST).map(spot).collect()
+    }
+}
+
 /// A slot of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
@@ -124,13 +172,16 @@ pub trait Transport {
     /// Reads a filled slot of this endpoint.
     fn read(&self, from: Place, into: &mut [u8]);
 
+    /// Returns how many rails a long transfer to or from a peer takes, at least one.
+    fn rails(&mut self, peer: Address) -> usize;
+
     /// Fills a slot of a peer with a header and what follows it. The end is reported with the
     /// token.
     ///
     /// # Errors
     ///
     /// If it must wait.
-    fn fill(&mut self, peer: Address, to: Place, data: [&[u8]; 2], token: u32) -> Result<(), Busy>;
+    fn fill(&mut self, way: Way, to: Place, data: [&[u8]; 2], token: u32) -> Result<(), Busy>;
 
     /// Sends a signal.
     ///
@@ -139,30 +190,31 @@ pub trait Transport {
     /// If it must wait.
     fn signal(&mut self, peer: Address, signal: Signal) -> Result<(), Busy>;
 
-    /// Registers memory. Returns where it is for the device. Only peers with the address can
-    /// access it, and only read it if `read_only`.
+    /// Registers memory for a transfer to or from a peer. Returns where it is for the device on
+    /// each of up to `rails` rails, at least one. Only peers with the addresses can access it, and
+    /// only read it if `read_only`.
     ///
     /// # Errors
     ///
     /// If it cannot be registered.
-    fn register(&mut self, memory: &Self::Memory, read_only: bool) -> Result<u64, Failure>;
+    fn register(
+        &mut self,
+        memory: &Self::Memory,
+        read_only: bool,
+        peer: Address,
+        rails: usize,
+    ) -> Result<Vec<Spot>, Failure>;
 
     /// Ends a registration.
-    fn release(&mut self, stadd: u64);
+    fn release(&mut self, spots: &[Spot]);
 
-    /// Reads memory of a peer. The end is reported with the token.
+    /// Reads memory of a peer, from the first place to the second one. The end is reported with the
+    /// token.
     ///
     /// # Errors
     ///
     /// If it must wait.
-    fn get(
-        &mut self,
-        peer: Address,
-        remote: u64,
-        local: u64,
-        length: usize,
-        token: u32,
-    ) -> Result<(), Busy>;
+    fn get(&mut self, way: Way, places: [Spot; 2], length: usize, token: u32) -> Result<(), Busy>;
 
     /// Takes the next event. It may rest for a millisecond if there has been none for long.
     fn poll(&mut self) -> Option<Event>;

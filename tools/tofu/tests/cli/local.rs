@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 use tofu_c_tests::{have, libraries, run};
 use tofu_linux_tests::{Said, kill, signal};
@@ -326,6 +327,45 @@ fn provider_works_without_libfabric() {
     let said = alone.args([provider, a, b]).output().unwrap();
     assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!((&*said.stdout, &*said.stderr), (&b"no device\n"[..], &b""[..]));
+}
+
+/// Long messages take four interfaces to a node with other A, B and C, and small ones one. If a
+/// link on one of the paths is down, Gets take the default path.
+#[test]
+fn provider_takes_several_interfaces() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("fi.c") else { return };
+    let provider = libraries().join("libtofu_fi.so");
+    let tofu = env!("CARGO_BIN_EXE_tofu");
+    let path = |name: &str| jobs.programs.path().join(name).to_str().unwrap().to_owned();
+    let counters = path("counters");
+    let (look, cut) =
+        (format!("{tofu} stats --json >{counters}"), format!("{tofu} link down --alone 1 A"));
+    for (most, dead, expected) in
+        [("6", false, 4), ("2", false, 2), ("1", false, 1), ("6", true, 4)]
+    {
+        let [a, b] = [path("a"), path("b")];
+        let mut command = jobs.command(&["-n", "12", "--shape", "unit", &program]);
+        let before = if dead { &*cut } else { "true" };
+        command.args([provider.to_str().unwrap(), &a, &b, "4", before, &look]);
+        command.env("FI_TOFU_TNIS", most);
+        let said = jobs.place.run_command(command).ok();
+        assert_eq!(said.matches("good").count(), 2, "{said}");
+        let all: Value = serde_json::from_slice(&std::fs::read(&counters).unwrap()).unwrap();
+        let nodes = all["nodes"].as_array().unwrap();
+        let tnis = nodes[0]["tnis"].as_array().unwrap().iter();
+        let sent: Vec<u64> = tnis.map(|tni| tni["BYTE_SEND_TLP"].as_u64().unwrap()).collect();
+        let lost = nodes.iter().flat_map(|node| node["ports"].as_array().unwrap());
+        let lost: u64 = lost.map(|port| port["NUM_TX_DISCARD_NORMAL_TLP"].as_u64().unwrap()).sum();
+        let [a, b] = [&a, &b].map(std::fs::remove_file);
+        a.and(b).unwrap();
+        assert_eq!(lost > 0, dead);
+        let used = sent.iter().filter(|bytes| **bytes > 0).count();
+        assert_eq!(used, expected, "{sent:?}");
+        // Each has its share of long messages.
+        let most = sent.iter().max().unwrap();
+        assert!(sent[..used].iter().all(|bytes| bytes * 2 > *most), "{sent:?}");
+    }
 }
 
 /// Runs gcc with a source.
