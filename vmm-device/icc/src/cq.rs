@@ -186,6 +186,11 @@ impl Cq {
         self.plain(CqsReg::MrqIpa) & CACHE_INJECTION != 0
     }
 
+    /// The same of completions.
+    pub(crate) fn has_cached_completions(&self) -> bool {
+        self.plain(CqsReg::TcqIpa) & CACHE_INJECTION != 0
+    }
+
     fn plain(&self, reg: CqsReg) -> u64 {
         self.plain[reg.offset() as usize / 8].load(SeqCst)
     }

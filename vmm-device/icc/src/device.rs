@@ -491,12 +491,14 @@ impl Icc {
         now_ns.saturating_add(self.config.timeout_ns)
     }
 
-    /// From a packet that is in to its data and notices where the process reads them, see
-    /// [`CommandTiming::deliver`]. Notices that do not go into a cache take an access to memory,
-    /// unless data takes one at the same time.
+    /// From a packet that is in to its data and queue entries where the process reads them, see
+    /// [`CommandTiming::deliver`]. Entries that do not go into a cache take an access to memory,
+    /// unless data takes one at the same time, as the frame of an entry in a packet receive queue
+    /// always does.
     pub fn deliver_ps(&self, tni: TniId, body: &Body) -> u64 {
         let timing = self.timing();
         let deliver = timing.deliver(body);
+        let answered = matches!(body, Body::PutAck { .. } | Body::ArmwAck { .. });
         let told = match body {
             Body::Put { request, .. } if request.header2.cache_injection() => {
                 request.header2.remote_notice().then_some(request.remote.cqid())
@@ -508,7 +510,10 @@ impl Icc {
             _ => None,
         };
         let told = told.and_then(CqId::new).filter(|_| timing.cache_injection);
-        let in_memory = told.is_some_and(|cq| !self.queue(tni, cq).has_cached_notices());
+        let in_memory = told.is_some_and(|cq| {
+            let queue = self.queue(tni, cq);
+            !queue.has_cached_notices() || (answered && !queue.has_cached_completions())
+        });
         deliver + if in_memory { timing.memory_ps } else { 0 }
     }
 

@@ -482,9 +482,10 @@ fn stq_enables_upper_half_keeps_the_dumps() {
     assert_eq!(next_offset(), 0, "a write of the lower half starts them anew");
 }
 
-/// Notices go into the cache of the process that polls them if bit 63 of MRQ_IPA says so.
+/// Completions and notices go into the cache of the process that polls them if bit 63 of TCQ_IPA and
+/// MRQ_IPA says so.
 #[test]
-fn notices_in_memory_come_later() {
+fn entries_in_memory_come_later() {
     let node = Node::new(Coords::default());
     let tag = Tag { cq: CqId::ALL[0], index: 0, generation: 0 };
     let rcode = Rcode::SUCCESS;
@@ -494,11 +495,16 @@ fn notices_in_memory_come_later() {
         let body = Body::PutAck { answer };
         node.icc.deliver_ps(TniId::ALL[0], &body) - timing.deliver(&body)
     };
-    assert_eq!(later(&node, Generation::Fugaku), CommandTiming::TOFUD.memory_ps);
-    node.write(cqs(CqsReg::Enable), 0);
-    node.write(cqs(CqsReg::MrqIpa), MRQ | 1 << 63);
-    node.write(cqs(CqsReg::Enable), 1);
-    assert_eq!(later(&node, Generation::Fugaku), 0);
+    let access = CommandTiming::TOFUD.memory_ps;
+    for (tcq, mrq, expected) in
+        [(0, 0, access), (1 << 63, 0, access), (0, 1 << 63, access), (1 << 63, 1 << 63, 0)]
+    {
+        node.write(cqs(CqsReg::Enable), 0);
+        node.write(cqs(CqsReg::TcqIpa), TCQ | tcq);
+        node.write(cqs(CqsReg::MrqIpa), MRQ | mrq);
+        node.write(cqs(CqsReg::Enable), 1);
+        assert_eq!(later(&node, Generation::Fugaku), expected, "{tcq:#x} {mrq:#x}");
+    }
     // Tofu has no cache injection: nothing is later without it.
     let config = Config { timeout_ns: TIMEOUT, ..Config::of(Generation::K, Coords::default()) };
     let node = Node::of(config, Quiet::default());
