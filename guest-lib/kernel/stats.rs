@@ -81,6 +81,13 @@ fn has_stopped(device: &Device, tni: TniId) -> bool {
     device.read(tni, TniReg::State) & 3 == TniState::Error as u64
 }
 
+/// Packets that were marked as bad on their way and dropped, as the codes of a router's memory found
+/// more wrong bits than they can correct.
+fn nullified(device: &Device) -> u64 {
+    let of = |tni| device.read(tni, TniReg::NumReceiveNullifiedTlp);
+    device.description().tni_ids().map(of).sum()
+}
+
 /// The node's health: a line `state` with `ok`, `degraded` (a link or a queue has met an exception,
 /// or a process has one that a reset has ended) or `failed` (the device does not answer, or a TNI
 /// has stopped), then a line for each reason.
@@ -117,6 +124,7 @@ fn health(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     writeln!(f, "signalled_exceptions {}", device.faults.load(Relaxed))?;
     writeln!(f, "peer_exceptions {}", device.peer_faults())?;
     writeln!(f, "resets {}", device.resets())?;
+    writeln!(f, "nullified_packets {}", nullified(device))?;
     opened.write_lost(f)?;
     exceptions(device, f)?;
     for port in Port::ALL {

@@ -231,6 +231,14 @@ fn changes_that_nothing_tells_of_are_found() {
     }
     // Of the last device: low power, and the reset.
     assert!(devlink().starts_with("healthy 1\nreports 2\n"), "{}", devlink());
+    // A packet that has met wrong bits in the router's memory is counted as well.
+    let spoilt = || place.shell(0, "grep nullified_packets /sys/kernel/debug/tofu/health");
+    assert_eq!(spoilt(), "nullified_packets 0\n");
+    place.run(&["fault", "ecc", "0", "--where", "router", "--fatal"]).ok();
+    wait_for("the packet", MOMENT, || {
+        place.exec("0", &["ping", "-c1", "-W2", "n1"]);
+        spoilt() == "nullified_packets 1\n"
+    });
     is_well(place, "0");
     place.run(&["down"]).ok();
     place.is_clean();
