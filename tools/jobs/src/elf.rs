@@ -1,5 +1,6 @@
 //! Properties of a program that its file tells.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
@@ -8,8 +9,33 @@ use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use tofu_image::Arch;
 
-/// The soname of mpich and of libraries with the same ABI. Open MPI's is `libmpi.so.40`.
-const MPICH: [&str; 2] = ["libmpich", "libmpi.so.12"];
+/// An MPI library and those with the same ABI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    Mpich,
+    OpenMpi { version: u32 },
+}
+
+impl Family {
+    /// Returns the family of the library with this soname, which Open MPI's latest versions share.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        match name {
+            "libmpi.so.12" => Some(Self::Mpich),
+            "libmpi.so.40" => Some(Self::OpenMpi { version: 5 }),
+            _ => name.starts_with("libmpich").then_some(Self::Mpich),
+        }
+    }
+
+    /// Returns the same with the version that the other libraries of its program tell: the run-time
+    /// system is a library of Open MPI up to version 4 only.
+    pub(crate) fn with(self, files: &BTreeMap<String, PathBuf>) -> Self {
+        let old = files.keys().any(|name| name.starts_with("libopen-rte.so"));
+        match self {
+            Self::OpenMpi { .. } if old => Self::OpenMpi { version: 4 },
+            family => family,
+        }
+    }
+}
 
 /// Returns the loader of a program, if it is linked dynamically.
 ///
@@ -85,11 +111,6 @@ pub(crate) fn uses_mpi(bytes: &[u8]) -> bool {
     needed(bytes).is_ok_and(|needed| mpi_library(&needed).is_some())
 }
 
-/// Returns whether a library of this name is mpich's, or one with the same ABI.
-pub(crate) fn is_mpich(name: &str) -> bool {
-    MPICH.iter().any(|mpich| name.starts_with(mpich))
-}
-
 /// Says why an MPI program needs `--mpi`. Returns `None` for other programs.
 pub(crate) fn without_mpi(name: &str, bytes: &[u8]) -> Option<String> {
     let needed = needed(bytes).unwrap_or_default();
@@ -106,7 +127,7 @@ pub(crate) fn about_mpi(name: &str, bytes: &[u8], mpi: bool) -> Option<String> {
     }
     let needed = needed(bytes).unwrap_or_default();
     let library = mpi_library(&needed)?;
-    let is_mpich = needed.iter().any(|name| is_mpich(name));
+    let is_mpich = needed.iter().any(|name| Family::of(name) == Some(Family::Mpich));
     (!is_mpich).then(|| {
         format!(
             "{name} is linked with {library}, which is not mpich's: if it does not speak PMI-1, \
@@ -140,6 +161,12 @@ mod tests {
         assert_eq!(about_mpi("a", &mpich, true), None);
         let said = about_mpi("a", &mpich, false).unwrap();
         assert!(said.contains("a is linked with libmpi.so.12, and there is no --mpi"), "{said}");
+        let open = Family::of("libmpi.so.40").unwrap();
+        let files = |name: &str| BTreeMap::from([(name.to_owned(), PathBuf::new())]);
+        assert_eq!(open.with(&files("libopen-rte.so.40")), Family::OpenMpi { version: 4 });
+        assert_eq!(open.with(&files("libopen-pal.so.80")), Family::OpenMpi { version: 5 });
+        assert_eq!(Family::of("libmpich.so.12"), Some(Family::Mpich));
+        assert_eq!(Family::of("libmpifort.so.12"), None);
         let said = about_mpi("a", &with("libmpi.so.40"), true).unwrap();
         assert!(said.contains("libmpi.so.40, which is not mpich's"), "{said}");
     }

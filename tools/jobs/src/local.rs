@@ -57,7 +57,7 @@ use tofu_vfio_user::Backing;
 
 use crate::fetch_outputs::Destination;
 use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank, Teller};
-use crate::mpi::Way;
+use crate::mpi::{self, Way};
 use crate::place::{Placement, Wanted, in_order, lay};
 use crate::spec::JobSpec;
 use crate::{elf, libraries};
@@ -82,15 +82,11 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     let programs = Program::all(spec)?;
     let program = &programs[0];
     let destination = Destination::new(spec)?;
-    let file = tofu_input::read(&program.path, tofu_input::PROGRAM).ok();
-    let arch = file.as_deref().and_then(Arch::of_elf);
-    if let (Some(arch), Some(host)) = (arch, Arch::own())
-        && arch != host
-    {
-        bail!("cannot run {}: it is for {arch}, and this host is {host}", spec.program[0]);
-    }
+    let file = program.read(&spec.program[0])?;
     let libraries = library_path()?;
-    let way = about_mpi(spec, &program.path, file.as_deref(), &libraries, ranks)?;
+    let own = spec.env.iter().rfind(|var| var.name == "LD_LIBRARY_PATH");
+    let search = own.map_or(libraries.as_os_str(), |var| OsStr::new(&var.value));
+    let way = about_mpi(spec, &program.path, file.as_deref(), search, ranks)?;
     // Ctrl-C is handled from here on.
     let control = Control::new(spec.grace.0)?;
     allow_descriptors(ranks);
@@ -100,7 +96,11 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     let nodes = placement.nodes().len();
     let mut host = LocalMachine::start(&plan, nodes, &mut session, sender)?;
     follow(&session.registry, events, control.teller())?;
-    let manager = spec.mpi.then(|| serve_mpi(&placement, control.teller())).transpose()?;
+    let start = || Mpi::start(way.as_ref(), &placement, &host.name, search, &control);
+    let mpi = spec.mpi.then(start).transpose()?;
+    if let Some(text) = way.as_ref().and_then(|way| way.text.as_ref()) {
+        job::note(spec.json, text, &json!({ "event": "mpi", "text": text }))?;
+    }
     let own: Vec<(OsString, OsString)> =
         spec.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
     let map = placement.info.to_json();
@@ -120,9 +120,8 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         }
         command.env("LD_LIBRARY_PATH", &libraries);
         command.envs(placement.variables(rank));
-        if let Some(address) = &manager {
-            command.envs(placement.mpi_variables(rank, address));
-            command.envs(way.iter().flat_map(Way::variables));
+        if let Some(mpi) = &mpi {
+            mpi.set(&mut command, rank, &placement);
         }
         command.env(tofu_jtofu::vars::MAPINFO, &map);
         command.envs(own.iter().map(|(name, value)| (name, value)));
@@ -134,31 +133,53 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     code
 }
 
-/// Tells the user about the MPI library of a program, if there is something to tell. Returns the
-/// way of its messages.
+/// Returns the way of a program's messages by MPI. Tells the user if it needs `--mpi`.
 fn about_mpi(
     spec: &JobSpec,
     program: &Path,
     file: Option<&[u8]>,
-    libraries: &OsStr,
+    search: &OsStr,
     ranks: u32,
 ) -> anyhow::Result<Option<Way>> {
     let Some(file) = file.filter(|_| ranks > 1) else { return Ok(None) };
-    if let Some(about) = elf::about_mpi(&spec.program[0], file, spec.mpi) {
-        job::warn(spec.json, &about)?;
-        return Ok(None);
-    }
     if !spec.mpi {
+        if let Some(about) = elf::about_mpi(&spec.program[0], file, spec.mpi) {
+            job::warn(spec.json, &about)?;
+        }
         return Ok(None);
     }
-    let own = spec.env.iter().rfind(|var| var.name == "LD_LIBRARY_PATH");
-    let search = own.map_or(libraries, |var| OsStr::new(&var.value));
-    let way = Way::of(program, file, search);
-    if let Some(way) = &way {
-        let value = json!({ "event": "mpi", "text": way.text });
-        job::note(spec.json, &way.text, &value)?;
+    let chosen = spec.env.iter().any(|var| var.name == mpi::CHOICE);
+    Way::of(program, file, search, chosen)
+}
+
+/// The process managers of an MPI job.
+struct Mpi<'a> {
+    /// The address of that for PMI-1.
+    address: String,
+    way: Option<&'a Way>,
+    pmix: Option<tofu_pmix::Server>,
+}
+
+impl<'a> Mpi<'a> {
+    fn start(
+        way: Option<&'a Way>,
+        placement: &Placement,
+        job: &str,
+        search: &OsStr,
+        control: &Control,
+    ) -> anyhow::Result<Self> {
+        let address = serve_mpi(placement, control.teller())?;
+        let pmix = way.map(|way| way.manager(placement, job, search, control.teller()));
+        Ok(Self { address, way, pmix: pmix.transpose()?.flatten() })
     }
-    Ok(way)
+
+    /// Sets the variables of a rank.
+    fn set(&self, command: &mut Command, rank: u32, placement: &Placement) {
+        command.envs(placement.mpi_variables(rank, &self.address));
+        command.envs(self.way.into_iter().flat_map(Way::variables));
+        let variables = self.pmix.iter().flat_map(|server| server.variables(rank));
+        command.envs(variables.map(|(name, value)| (name, value)));
+    }
 }
 
 /// Plans a machine whose devices the ranks drive.
@@ -286,6 +307,22 @@ struct Program {
 }
 
 impl Program {
+    /// Returns the bytes of its file, if it can be read. `name` is what the user calls it.
+    ///
+    /// # Errors
+    ///
+    /// If it is for other processors than this host's.
+    fn read(&self, name: &str) -> anyhow::Result<Option<Vec<u8>>> {
+        let file = tofu_input::read(&self.path, tofu_input::PROGRAM).ok();
+        let arch = file.as_deref().and_then(Arch::of_elf);
+        if let (Some(arch), Some(host)) = (arch, Arch::own())
+            && arch != host
+        {
+            bail!("cannot run {name}: it is for {arch}, and this host is {host}");
+        }
+        Ok(file)
+    }
+
     /// Finds the programs of a job, at least one.
     fn all(spec: &JobSpec) -> anyhow::Result<Vec<Self>> {
         let others = spec.others.iter().map(|(_, words)| words);

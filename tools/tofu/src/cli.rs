@@ -186,6 +186,9 @@ pub(crate) enum Command {
         #[arg(last = true)]
         program: Vec<OsString>,
     },
+    /// The process that serves ranks by PMIx
+    #[command(hide = true, name = tofu_pmix::COMMAND)]
+    PmixServer,
 }
 
 #[cfg(test)]

@@ -83,6 +83,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => completions::run(args, &Cli::command()),
         Command::Man(args) => manual::run(args, Cli::command()),
         Command::Internal { task, program } => janitor::run(task, program),
+        Command::PmixServer => tofu_pmix::serve(),
     };
     match result {
         Ok(code) => ExitCode::from(code),

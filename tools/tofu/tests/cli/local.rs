@@ -424,6 +424,99 @@ fn the_way_of_mpi_messages_is_said() {
     assert!(said.out.contains("0: tcp") && said.err.is_empty(), "{said:?}");
 }
 
+/// Compiles a program by the host's Open MPI; `None` without it, or without libpmix.
+fn openmpi(test: &str, jobs: &Jobs) -> Option<String> {
+    let program = jobs.programs.path().join("mpi").into_os_string().into_string().unwrap();
+    let source = Path::new(HERE).join("tests/cli/programs/mpi.c");
+    let mpicc = Command::new("mpicc.openmpi").arg(source).args(["-o", &program]).output();
+    if !mpicc.is_ok_and(|mpicc| mpicc.status.success()) {
+        eprintln!("SKIP {test}: no mpicc.openmpi");
+        return None;
+    }
+    let said = jobs.run(&["--mpi", "-n", "2", "--env", "FI_PROVIDER=tcp", &program]);
+    if said.err.contains("libpmix.so.2: cannot open") {
+        eprintln!("SKIP {test}: no libpmix2");
+        return None;
+    }
+    said.ok();
+    Some(program)
+}
+
+#[test]
+fn open_mpi_starts_by_pmix() {
+    let jobs = Jobs::new();
+    let Some(program) = openmpi("open_mpi_starts_by_pmix", &jobs) else { return };
+    let files = jobs.programs.path().join("files");
+    std::fs::create_dir(&files).unwrap();
+    let run = |more: &[&str]| {
+        let mut command = jobs.command(&[&["--mpi", "-n", "3", "--ppn", "2"], more].concat());
+        jobs.place.run_command({
+            command.env("TMPDIR", &files);
+            command
+        })
+    };
+    let line = |rank: u32| {
+        let (local, of) = (rank % 2, if rank == 2 { 1 } else { 2 });
+        format!("{rank}: {local} of {of} on node, 0 wrong, sum 6")
+    };
+    let right = |said: &Said| {
+        let mut lines: Vec<_> = said.out.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, (0..3).map(line).collect::<Vec<_>>(), "{said:?}");
+    };
+    // Over TCP, as the user has chosen; then over Tofu, if this Open MPI has libfabric.
+    let said = run(&["--env", "FI_PROVIDER=tcp", "--env", "OMPI_MCA_mtl=^ofi", &program]);
+    right(&said);
+    assert_eq!(said.err, "", "{said:?}");
+    let said = run(&[&program]);
+    right(&said);
+    assert!(said.err.starts_with("tofu: MPI's messages go over "), "{said:?}");
+    if said.err.contains("does not use libfabric") {
+        eprintln!("SKIP open_mpi_starts_by_pmix: no libfabric in Open MPI");
+    } else {
+        assert!(said.err.contains("go over Tofu, by libfabric of libmpi.so.40"), "{said:?}");
+        let said = run(&["--env", "OMPI_MCA_mtl_base_verbose=10", &program]);
+        assert!(said.err.contains("mtl:ofi:provider: tofu"), "{said:?}");
+    }
+    let said = run(&[&program, "7"]);
+    assert_eq!(said.code, Some(7), "{said:?}");
+    assert!(said.err.contains("tofu: rank 2 at"), "{said:?}");
+    assert!(said.err.contains("has aborted the job with code 7"), "{said:?}");
+    let left: Vec<_> =
+        std::fs::read_dir(&files).unwrap().map(|file| file.unwrap().path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn mpi_that_is_loaded_later_can_be_named() {
+    let test = "mpi_that_is_loaded_later_can_be_named";
+    let jobs = Jobs::new();
+    let Some(program) = openmpi(test, &jobs) else { return };
+    let needed = run(Command::new("ldd").arg(&program));
+    let line = needed.lines().find(|line| line.trim_start().starts_with("libmpi.so.40")).unwrap();
+    let library = line.split_whitespace().nth(2).unwrap();
+    let start = |library: &str| {
+        let mut command = jobs.command(&["--mpi", "-n", "2", "sh", "-c", &program]);
+        command.env("TOFU_MPI_LIBRARY", library);
+        jobs.place.run_command(command)
+    };
+    let said = start(library);
+    assert!(said.err.contains("MPI's messages go over "), "{said:?}");
+    assert!(said.out.contains("0: 0 of 1 on node, 0 wrong, sum 3"), "{said:?}");
+    let error = start("/bin/sh").error();
+    assert!(error.contains("TOFU_MPI_LIBRARY=/bin/sh: not libmpi.so.40"), "{error}");
+    let error = start("/nowhere/libmpi.so.40").error();
+    assert!(error.contains("TOFU_MPI_LIBRARY=/nowhere/libmpi.so.40: "), "{error}");
+    // A process manager for this one is missing.
+    let fake = jobs.programs.path().join("libpmix.so.2");
+    gcc(b"", &[OsStr::new("-shared"), OsStr::new("-o"), fake.as_os_str()]);
+    let mut command = jobs.command(&["--mpi", "-n", "2", &program]);
+    command.env("LD_LIBRARY_PATH", jobs.programs.path());
+    let error = jobs.place.run_command(command).error();
+    assert!(error.contains("Open MPI's ranks need a PMIx server"), "{error}");
+    assert!(error.contains("has no PMIx_server_init"), "{error}");
+}
+
 #[test]
 fn ranks_work_where_they_are_told_to() {
     let jobs = Jobs::new();

@@ -1,0 +1,108 @@
+//! A process manager for ranks that speak PMIx, as those of Open MPI do: they find out from it who
+//! they are, and exchange addresses.
+//!
+//! The protocol has no description but its library, libpmix, which also has the server's side. It
+//! brings threads, signal handlers and files, so it runs in a process for this only ([`serve`]),
+//! which ends with the one that has started it ([`Server`]).
+
+mod abi;
+mod library;
+mod server;
+
+pub use server::serve;
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::thread;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+
+/// The command by which a program that starts itself as the process calls [`serve`].
+pub const COMMAND: &str = "pmix-server";
+
+/// Names and values of a rank's variables.
+type Variables = Vec<(String, String)>;
+
+/// What the process is told: one line of JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// The job's name.
+    pub job: String,
+    /// The nodes with their names and ranks.
+    pub nodes: Vec<(String, Vec<u32>)>,
+    /// The library, as a path or as a name for the loader.
+    pub library: PathBuf,
+}
+
+/// What the process says: lines of JSON.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Said {
+    /// It serves; the variables of each rank.
+    Ready(Vec<Variables>),
+    /// It does not.
+    Failed(String),
+    /// A rank wants the job to end with this code.
+    Abort { rank: u32, code: i32 },
+}
+
+/// The process, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    input: Option<ChildStdin>,
+    variables: Vec<Variables>,
+}
+
+impl Server {
+    /// Starts `command`, which calls [`serve`]. `on_abort` is called with the rank and the code of
+    /// each abort.
+    ///
+    /// # Errors
+    ///
+    /// If the process does not start, or the library is missing or does not serve.
+    pub fn start(
+        mut command: Command,
+        layout: &Layout,
+        on_abort: impl Fn(u32, i32) + Send + 'static,
+    ) -> anyhow::Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("cannot start the PMIx server")?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let (mut input, output) = input.zip(output).context("a process without pipes")?;
+        serde_json::to_writer(&mut input, layout)?;
+        std::io::Write::write_all(&mut input, b"\n")?;
+        let mut server = Self { child, input: Some(input), variables: Vec::new() };
+        let mut lines = BufReader::new(output).lines();
+        let first = lines.next().context("the PMIx server has ended")??;
+        match serde_json::from_str(&first)? {
+            Said::Ready(variables) => server.variables = variables,
+            Said::Failed(why) => bail!("{why}"),
+            Said::Abort { .. } => bail!("the PMIx server does not answer"),
+        }
+        thread::Builder::new().name("pmix".into()).spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                match serde_json::from_str(&line) {
+                    Ok(Said::Abort { rank, code }) => on_abort(rank, code),
+                    _ => log::warn!("the PMIx server says {line:?}"),
+                }
+            }
+        })?;
+        Ok(server)
+    }
+
+    /// Returns the variables of a rank.
+    pub fn variables(&self, rank: u32) -> &[(String, String)] {
+        self.variables.get(rank as usize).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.input = None;
+        // It ends by itself, within a time of its own.
+        let _ = self.child.wait();
+    }
+}
