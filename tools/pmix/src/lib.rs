@@ -25,7 +25,7 @@ pub const COMMAND: &str = "pmix-server";
 /// Names and values of a rank's variables.
 type Variables = Vec<(String, String)>;
 
-/// What the process is told: one line of JSON.
+/// A job, which the process gets as one line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// The job's name.
@@ -36,7 +36,7 @@ pub struct Layout {
     pub library: PathBuf,
 }
 
-/// What the process says: lines of JSON.
+/// A line of JSON from the process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Said {
@@ -102,7 +102,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.input = None;
-        // It ends by itself, within a time of its own.
+        // It ends by itself, and within a limit.
         let _ = self.child.wait();
     }
 }
