@@ -71,6 +71,15 @@ pub fn find_provider() -> anyhow::Result<PathBuf> {
     Ok(found?.remove(0))
 }
 
+/// Finds the library that puts collectives of MPI programs on barrier gates.
+///
+/// # Errors
+///
+/// If it does not exist.
+pub fn find_mpi_gates() -> anyhow::Result<PathBuf> {
+    Ok(find_all(&["libtofu_mpi_gates.so"])?.remove(0))
+}
+
 fn find_all(names: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     let own = std::env::current_exe().context("cannot tell where this program is")?;
     let folders = match std::env::var_os(FOLDER).filter(|value| !value.is_empty()) {
@@ -85,8 +94,8 @@ fn find_all(names: &[&str]) -> anyhow::Result<Vec<PathBuf>> {
     found.with_context(|| {
         format!(
             "{} not in {}: `cargo build --release -p tofu-utofu-c -p tofu-jtofu-c -p tofu-tnw-c \
-             -p tofu-hwb -p tofu-local -p tofu-fi` makes all libraries, {FOLDER} names another \
-             folder",
+             -p tofu-hwb -p tofu-local -p tofu-fi -p tofu-mpi-gates` makes all libraries, {FOLDER} \
+             names another folder",
             match names {
                 [name] => format!("{name} is"),
                 names => format!("{} are", names.join(", ")),

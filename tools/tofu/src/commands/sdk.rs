@@ -276,6 +276,12 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
     {
         copy_library(&provider, &lib.join(libraries::PROVIDER)).with_context(cannot)?;
     }
+    // And programs of MPI load it by LD_PRELOAD.
+    if args.arch == Arch::host()
+        && let Ok(gates) = libraries::find_mpi_gates()
+    {
+        copy_library(&gates, &lib.join(libraries::name(&gates)?)).with_context(cannot)?;
+    }
     let examples = dir.join("examples");
     fs::create_dir_all(examples.join("tnw")).with_context(cannot)?;
     for (name, text) in PROGRAMS {

@@ -424,15 +424,21 @@ fn the_way_of_mpi_messages_is_said() {
     assert!(said.out.contains("0: tcp") && said.err.is_empty(), "{said:?}");
 }
 
-/// Compiles a program by the host's Open MPI; `None` without it, or without libpmix.
-fn openmpi(test: &str, jobs: &Jobs) -> Option<String> {
-    let program = jobs.programs.path().join("mpi").into_os_string().into_string().unwrap();
-    let source = Path::new(HERE).join("tests/cli/programs/mpi.c");
-    let mpicc = Command::new("mpicc.openmpi").arg(source).args(["-o", &program]).output();
-    if !mpicc.is_ok_and(|mpicc| mpicc.status.success()) {
-        eprintln!("SKIP {test}: no mpicc.openmpi");
+/// Compiles a program of `tests/cli/programs` by a compiler for MPI; `None` without it.
+fn mpi_program(test: &str, jobs: &Jobs, mpicc: &str, name: &str) -> Option<String> {
+    let program = jobs.programs.path().join(name).into_os_string().into_string().unwrap();
+    let source = Path::new(HERE).join("tests/cli/programs").join(format!("{name}.c"));
+    let compiled = Command::new(mpicc).arg(source).args(["-o", &program]).output();
+    if !compiled.is_ok_and(|compiled| compiled.status.success()) {
+        eprintln!("SKIP {test}: no {mpicc}");
         return None;
     }
+    Some(program)
+}
+
+/// Compiles one by the host's Open MPI; `None` without it, or without libpmix.
+fn openmpi(test: &str, jobs: &Jobs) -> Option<String> {
+    let program = mpi_program(test, jobs, "mpicc.openmpi", "mpi")?;
     let said = jobs.run(&["--mpi", "-n", "2", "--env", "FI_PROVIDER=tcp", &program]);
     if said.err.contains("libpmix.so.2: cannot open") {
         eprintln!("SKIP {test}: no libpmix2");
@@ -485,6 +491,39 @@ fn open_mpi_starts_by_pmix() {
     let left: Vec<_> =
         std::fs::read_dir(&files).unwrap().map(|file| file.unwrap().path()).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// Runs collectives with and without gates.
+fn collectives(test: &str, jobs: &Jobs, mpicc: &str) {
+    let Some(program) = mpi_program(test, jobs, mpicc, "gates") else { return };
+    let run = |more: &[&str]| {
+        let say = ["--mpi", "-n", "5", "--env", "TOFU_MPI_GATES=1"];
+        let said = jobs.run(&[&say[..], more, &[&program]].concat());
+        let right = said.out.lines().filter(|line| line.ends_with(": 0 wrong")).count();
+        assert_eq!((said.code, right), (Some(0), 5), "{said:?}");
+        said.err
+    };
+    let preload = ["--env", "LD_PRELOAD=libtofu_mpi_gates.so"];
+    assert!(!run(&[]).contains("gates"));
+    let said = run(&preload);
+    assert!(said.contains("0: libtofu_mpi_gates: 73 collectives over barrier gates"), "{said}");
+    // Some ranks have no device: none uses gates.
+    let said =
+        run(&[&preload[..], &["--env", "TOFU_PROVIDER=none", "--env", "FI_PROVIDER=tcp"]].concat());
+    assert!(said.contains("libtofu_mpi_gates: no barrier gates"), "{said}");
+}
+
+#[test]
+fn collectives_of_open_mpi_use_gates() {
+    let (test, jobs) = ("collectives_of_open_mpi_use_gates", Jobs::new());
+    if openmpi(test, &jobs).is_some() {
+        collectives(test, &jobs, "mpicc.openmpi");
+    }
+}
+
+#[test]
+fn collectives_of_mpich_use_gates() {
+    collectives("collectives_of_mpich_use_gates", &Jobs::new(), "mpicc.mpich");
 }
 
 #[test]
@@ -551,8 +590,9 @@ fn sdk_has_examples() {
     let expected = ["0: rank 0 of 2: hello from rank 1", "1: rank 1 of 2: hello from rank 0"];
     assert_eq!(jobs.lines(&["-n", "2", ring.to_str().unwrap()]), expected);
 
-    // MPI libraries load it from there.
+    // MPI libraries and programs load them from there.
     assert!(sdk.join("lib/libtofu-fi.so").is_file());
+    assert!(sdk.join("lib/libtofu_mpi_gates.so").is_file());
     // Ranks load their nodes' devices from there, and say so if they cannot.
     let local = sdk.join("lib/libtofulocal.so");
     let start = || {
