@@ -169,7 +169,8 @@ impl Bch {
     /// Pins the notice area at `addr`, and has the channel run with it.
     fn unmask(&self, addr: u64) -> Result<Pinned> {
         let page = addr & !(PAGE - 1);
-        let notice = Pinned::new(&self.device, &self.opener, (page, page + PAGE), true, PAGE)?;
+        let end = page.checked_add(PAGE).ok_or(EINVAL)?;
+        let notice = Pinned::new(&self.device, &self.opener, (page, end), true, PAGE)?;
         let ipa = notice.addr(0) + (addr - page);
         self.write(BgsReg::BchNoticeIpa, ipa);
         self.write(BgsReg::BchMask, 0);

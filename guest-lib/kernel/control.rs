@@ -140,7 +140,11 @@ fn cq_stat(device: &Device, arg: u64) -> Result {
 fn load_register(device: &Device, a: &uapi::LoadRegister) -> Result {
     let range = a.range().ok_or(EINVAL)?;
     let mut out = UserSlice::new(UserPtr::from_addr(a.buf as usize), a.len as usize).writer();
-    for offset in range.step_by(8) {
+    for (n, offset) in range.step_by(8).enumerate() {
+        // A read of a device's register takes a while, and there are millions.
+        if n % 256 == 255 && current!().signal_pending() {
+            return Err(EINTR);
+        }
         out.write(&device.load(offset)?)?;
     }
     Ok(())

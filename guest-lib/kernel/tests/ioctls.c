@@ -429,6 +429,7 @@ static void channels(void)
 } while (0)
 	BAD_BCH(addr, notice + 8, EINVAL);
 	BAD_BCH(addr, NULL, EINVAL);
+	BAD_BCH(addr, (void *)-4096, EINVAL);
 	BAD_BCH(bseq, 1 << 24, EINVAL);
 	BAD_BCH(bseq, -1, EINVAL);
 	BAD_BCH(num, -1, EINVAL);
