@@ -11,13 +11,14 @@ use crate::sdk::{Sdk, has_compiler};
 use crate::{Image, PATIENCE, Place, Running, Said, skip, sorted};
 
 /// C programs that need no library.
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
     "ioctls",
     "users",
     "rights",
     "limits",
     "memory",
     "races",
+    "grammar",
     "put",
     "barrier",
     "foreign",

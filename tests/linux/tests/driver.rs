@@ -240,6 +240,7 @@ fn changes_that_nothing_tells_of_are_found() {
         spoilt() == "nullified_packets 1\n"
     });
     is_well(place, "0");
+    grammar_with_lies(&nodes);
     place.run(&["down"]).ok();
     place.is_clean();
 }
@@ -268,6 +269,38 @@ fn utofu_perf(nodes: &Nodes) {
             assert!(figure.is_some_and(|value| value > 0.0), "{row}");
         }
     }
+}
+
+/// The fuzzer with a grammar, for `TOFU_FUZZ_SECONDS`, by `TOFU_FUZZ_SEED`.
+fn grammar(nodes: &Nodes, more: &[&str]) {
+    let setting = |name, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let (seconds, seed) = (setting("TOFU_FUZZ_SECONDS", "15"), setting("TOFU_FUZZ_SEED", "1"));
+    let time = PATIENCE + Duration::from_secs(seconds.parse::<u64>().unwrap());
+    let command = [&["exec", "0", "--", "/tmp/grammar", &seconds, &seed], more].concat();
+    passed(&nodes.place.run_for(&command, time, b""));
+}
+
+/// The same with a device whose registers read wrong: the driver may lose queues to it, but the
+/// kernel lives, and no call waits for ever.
+fn grammar_with_lies(nodes: &Nodes) {
+    nodes.place.run(&["fault", "device", "0", "register-lies=2%,seed=1"]).ok();
+    grammar(nodes, &["lies"]);
+    nodes.place.run(&["fault", "device", "0", "off"]).ok();
+    let log = nodes.place.shell(0, "dmesg");
+    for sign in ["BUG:", "kernel BUG", "WARNING:", "Oops", "Call Trace", "INFO: task"] {
+        assert!(!log.contains(sign), "{sign}: {log}");
+    }
+}
+
+/// Both for long (`ci/test --tier driver-fuzz`).
+#[test]
+#[ignore = "it runs for TOFU_FUZZ_SECONDS, by the tier driver-fuzz"]
+fn fuzz_for_long() {
+    let Some(nodes) = Nodes::boot("fuzz_for_long", Generation::Fugaku) else { return };
+    grammar(&nodes, &[]);
+    is_well(&nodes.place, "0");
+    grammar_with_lies(&nodes);
+    nodes.place.run(&["down"]).ok();
 }
 
 /// Loading and unloading, also while queues are open and mapped and Puts are in flight; `times`
@@ -386,6 +419,7 @@ fn driver_passes_its_tests() {
         gate_faults_are_traced(&nodes);
     }
     passes(&nodes.place, "0", &["/tmp/races", "5"]);
+    grammar(&nodes, &[]);
     nodes.puts();
     nodes.barriers();
     nodes.foreign_program();
