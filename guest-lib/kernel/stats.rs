@@ -81,8 +81,8 @@ fn has_stopped(device: &Device, tni: TniId) -> bool {
     device.read(tni, TniReg::State) & 3 == TniState::Error as u64
 }
 
-/// Packets that were marked as bad on their way and dropped, as the codes of a router's memory found
-/// more wrong bits than they can correct.
+/// Packets that were marked as bad on their way and dropped, as the codes of a router's memory
+/// found more wrong bits than they can correct.
 fn nullified(device: &Device) -> u64 {
     let of = |tni| device.read(tni, TniReg::NumReceiveNullifiedTlp);
     device.description().tni_ids().map(of).sum()
