@@ -38,6 +38,16 @@ impl ProgramMemory {
         }
     }
 
+    /// Returns whether a piece is at no address, as where a program has forgotten it.
+    pub(crate) fn is_null(&self) -> bool {
+        let null = |(at, length): &(usize, usize)| *at == 0 && *length > 0;
+        match self {
+            Self::One(at, length) => null(&(*at, *length)),
+            Self::Several(pieces) => pieces.iter().any(null),
+            Self::Owned(_) => false,
+        }
+    }
+
     fn pieces(&self) -> &[(usize, usize)] {
         match self {
             Self::Several(pieces) => pieces,

@@ -93,6 +93,9 @@ pub(super) unsafe fn run(endpoint: *mut Fid, operation: impl FnOnce(&Shared) -> 
 fn start_send(shared: &Shared, operation: Operation) -> isize {
     let Operation { memory, address, tag, data, context, flags } = operation;
     let Some(to) = shared.address(address) else { return abi::INVALID as isize };
+    if memory.is_null() {
+        return abi::INVALID as isize;
+    }
     let wanted = shared.wants_send(flags);
     // Such a message is copied at once.
     let copied = flags & abi::INJECT != 0 && memory.len() <= MOST_INJECTED;
@@ -103,7 +106,7 @@ fn start_send(shared: &Shared, operation: Operation) -> isize {
 /// Sends a message whose memory is the program's again at once, and whose end is not reported.
 fn start_inject(shared: &Shared, operation: Operation) -> isize {
     let Operation { memory, address, tag, data, flags, .. } = operation;
-    if memory.len() > MOST_INJECTED {
+    if memory.len() > MOST_INJECTED || memory.is_null() {
         return abi::INVALID as isize;
     }
     let Some(to) = shared.address(address) else { return abi::INVALID as isize };
@@ -128,6 +131,9 @@ fn post(
 /// Receives, or looks for a message.
 fn start_receive(shared: &Shared, operation: Operation) -> isize {
     let Operation { memory, address, tag, context, flags, .. } = operation;
+    if memory.is_null() {
+        return abi::INVALID as isize;
+    }
     let source = match address {
         abi::ADDR_UNSPEC => None,
         // The number need not even exist.

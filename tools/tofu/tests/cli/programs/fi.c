@@ -342,6 +342,9 @@ int main(int argc, char **argv) {
     CHECK(!ep->tagged->recv(ep, text, 4, NULL, ANY, 6, 0, text));
     CHECK(!ep->tagged->inject(ep, "too long", 9, 1 - rank, 6));
     CHECK(next(&entry, &source, &over) == ETRUNC && over == 5 && !memcmp(text, "too ", 4));
+    /* Memory at no address. */
+    CHECK(ep->tagged->inject(ep, NULL, 4, rank, 7) == -22);
+    CHECK(ep->tagged->senddata(ep, NULL, 9000, NULL, 0, 1 - rank, 7, NULL) == -22);
     CHECK(!ep->tagged->inject(ep, "own", 4, rank, 7));
     CHECK(!ep->tagged->recv(ep, text, 4, NULL, rank, 7, 0, text));
     CHECK(!next(&entry, &source, &over) && source == (uint64_t)rank && !strcmp(text, "own"));
