@@ -270,17 +270,8 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
     for library in &libraries {
         copy_library(library, &lib.join(libraries::name(library)?)).with_context(cannot)?;
     }
-    // An MPI library with libfabric loads it from a folder that FI_PROVIDER_PATH names.
-    if args.arch == Arch::host()
-        && let Ok(provider) = libraries::find_provider()
-    {
-        copy_library(&provider, &lib.join(libraries::PROVIDER)).with_context(cannot)?;
-    }
-    // And programs of MPI load it by LD_PRELOAD.
-    if args.arch == Arch::host()
-        && let Ok(gates) = libraries::find_mpi_gates()
-    {
-        copy_library(&gates, &lib.join(libraries::name(&gates)?)).with_context(cannot)?;
+    if args.arch == Arch::host() {
+        copy_for_mpi(&lib).with_context(cannot)?;
     }
     let examples = dir.join("examples");
     fs::create_dir_all(examples.join("tnw")).with_context(cannot)?;
@@ -300,6 +291,19 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
     }
     if let Some(mpi) = &mpi {
         copy_mpi(args, mpi, &dir, progress).with_context(cannot)?;
+    }
+    Ok(())
+}
+
+/// Copies what MPI libraries and programs load, if it is there.
+fn copy_for_mpi(lib: &Path) -> anyhow::Result<()> {
+    // An MPI library with libfabric loads it from a folder that FI_PROVIDER_PATH names.
+    if let Ok(provider) = libraries::find_provider() {
+        copy_library(&provider, &lib.join(libraries::PROVIDER))?;
+    }
+    // A program, by LD_PRELOAD.
+    if let Ok(gates) = libraries::find_mpi_gates() {
+        copy_library(&gates, &lib.join(libraries::name(&gates)?))?;
     }
     Ok(())
 }
