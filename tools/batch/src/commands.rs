@@ -197,6 +197,10 @@ fn enqueue(
     let folder = folder.map_err(|_| anyhow::anyhow!("the current folder's name is not text"))?;
     let records = locked.records()?;
     let (id, turn, parts) = match request.model {
+    let named = match &request.model {
+        Model::Step { named, .. } => named.as_deref(),
+        _ => None,
+    };
         Model::Normal => {
             let (id, turn) = locked.next(&records)?;
             (id, turn, vec![Part::Whole])
@@ -207,10 +211,11 @@ fn enqueue(
         }
         Model::Step { job, number, .. } => {
             let (id, turn, part) = step(locked, &records, job, number)?;
+            let job = job.or_else(|| open_steps(&records, named?));
             (id, turn, vec![part])
         }
     };
-    let name = request.name.clone().unwrap_or_else(|| script.name.clone());
+    let name = request.name.as_deref().or(named).unwrap_or(&script.name).to_owned();
     let user = || env::var("USER").or_else(|_| env::var("LOGNAME"));
     for part in &parts {
         let record = Record {
@@ -243,6 +248,15 @@ fn host_name() -> String {
 }
 
 /// Returns the place of a step: its job, its turn and its number.
+/// Returns the newest job of steps of this name that has not ended.
+fn open_steps(records: &[Record], name: &str) -> Option<u32> {
+    let is_open = |record: &&Record| {
+        let Model::Step { named: Some(own), .. } = &record.request.model else { return false };
+        own == name && !record.state.is_over()
+    };
+    records.iter().filter(is_open).map(|record| record.key.id).max()
+}
+
 fn step(
     locked: &Locked<'_>,
     records: &[Record],

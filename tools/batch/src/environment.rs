@@ -10,6 +10,8 @@ const PREFIXES: [&str; 5] = ["TOFU_", "UTOFU_", "XDG_", "RUST_LOG", "LC_"];
 
 /// The variable that names a job to its processes, which are found by it.
 pub(crate) const MARK: &str = "TOFU_PJM_JOB";
+/// The prefix of variables by which bash passes on functions.
+pub(crate) const FUNCTION: &str = "BASH_FUNC_";
 /// The variable that names the spool to processes of a job.
 pub(crate) const SPOOL: &str = "TOFU_SPOOL";
 

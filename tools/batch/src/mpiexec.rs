@@ -11,7 +11,7 @@ use tofu_control::MachineName;
 use tofu_jobs::{JobSpec, JobTime, Libs, RankFile, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
 
-use crate::environment::{MARK, SPOOL};
+use crate::environment::{FUNCTION, MARK, SPOOL};
 use crate::record::Record;
 use crate::request::{Order, Request};
 use crate::resources::MOST;
@@ -614,7 +614,8 @@ fn variables_of(
         // What belongs to this host.
         let ours = ["PATH", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", SPOOL, MARK];
         variables.extend(here.filter(|(name, value)| {
-            !ours.contains(&name.as_str()) && before.get(name) != Some(value)
+            let is_ours = ours.contains(&name.as_str()) || name.starts_with(FUNCTION);
+            !is_ours && before.get(name) != Some(value)
         }));
     }
     for (name, value) in given {

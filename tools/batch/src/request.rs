@@ -43,6 +43,9 @@ pub(crate) enum Model {
     },
 }
 
+        /// The name by which further steps find it.
+        #[serde(default)]
+        named: Option<String>,
 /// A checked request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
@@ -332,7 +335,7 @@ impl Submission {
                 Ok(Model::Bulk { first, last })
             }
             (false, true, None) => {
-                Ok(Model::Step { job: None, number: None, dependencies: Vec::new() })
+                Ok(Model::Step { job: None, number: None, dependencies: Vec::new(), named: None })
             }
             (false, true, Some((given, text))) => step(given, text),
         }
@@ -341,7 +344,7 @@ impl Submission {
 
 /// Reads `--sparam` of a step.
 fn step(given: &Given, text: &str) -> Result<Model, Refusal> {
-    let (mut job, mut step, mut dependencies) = (None, None, Vec::new());
+    let (mut job, mut step, mut named, mut dependencies) = (None, None, None, Vec::new());
     for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
         let (name, value) = item.split_once('=').unwrap_or((item, ""));
         let number = || {
@@ -359,10 +362,10 @@ fn step(given: &Given, text: &str) -> Result<Model, Refusal> {
                 dependencies.extend(dependency);
             }
             "send" => {}
-            _ => return Err(given.refuse(format!("{item}: there are jid=, sn= and sd="))),
+            _ => return Err(given.refuse(format!("{item}: there are jid=, jnam=, sn= and sd="))),
         }
     }
-    Ok(Model::Step { job, number: step, dependencies })
+    Ok(Model::Step { job, number: step, dependencies, named })
 }
 
 fn job_name(given: &Given) -> Result<String, Refusal> {
@@ -404,6 +407,7 @@ fn variables(given: &Given) -> Result<Vec<(String, String)>, Refusal> {
 mod tests {
     use super::*;
 
+            "jnam" if !value.is_empty() => named = Some(value.to_owned()),
     fn submit(script: &str, command_line: &str) -> Result<Submission, String> {
         let words: Vec<_> = command_line.split_whitespace().map(str::to_owned).collect();
         let (given, _) = options::read(&words, &Source::CommandLine).unwrap();
@@ -464,7 +468,7 @@ mod tests {
         let model = |line: &str| submit("", line).unwrap().request.model;
         assert_eq!(model("--bulk --sparam 3-7"), Model::Bulk { first: 3, last: 7 });
         let step = model("--step --sparam jid=12,sn=3,sd=ec!=0:all:1");
-        let Model::Step { job, number, dependencies } = step else { panic!("{step:?}") };
+        let Model::Step { job, number, dependencies, .. } = step else { panic!("{step:?}") };
         assert_eq!((job, number, dependencies.len()), (Some(12), Some(3), 1));
     }
 
@@ -480,3 +484,5 @@ mod tests {
         assert_eq!(ranks("-L node=4 --mpi shape=2,max-proc-per-node=3"), (6, 3));
     }
 }
+        let step = model("--step --sparam jnam=run");
+        assert!(matches!(step, Model::Step { named: Some(name), .. } if name == "run"));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, WaitStatus};
 
-use crate::environment::{MARK, SPOOL};
+use crate::environment::{FUNCTION, MARK, SPOOL};
 use crate::key::{Key, Part};
 use crate::record::{Ending, Record, State, code, now};
 use crate::request::Model;
@@ -216,13 +216,44 @@ pub(crate) fn equip(command: &mut Command, spool: &Spool, record: &Record) -> an
     let names = (0..record.request.nodes.count()).map(|node| format!("node{node}\n"));
     fs::write(&nodes, names.collect::<String>())
         .with_context(|| format!("cannot write {}", nodes.display()))?;
-    command.env("PJM_O_NODEINF", nodes);
+    command.env("PJM_O_NODEINF", &nodes);
     let path = record.environment.iter().find(|(name, _)| name == "PATH");
     let path = path.map_or("/usr/bin:/bin", |(_, path)| path);
     // What stands in for tools of the site must not hide those of this host.
     let [own, site] = spool.commands()?;
     command.env("PATH", format!("{}:{path}:{}", own.display(), site.display()));
+    command.envs(functions(&own, &site, path));
+    // The name that Intel MPI has for it.
+    command.env("I_MPI_HYDRA_HOST_FILE", nodes);
     Ok(())
+}
+
+/// Returns functions of bash that find a job's commands where a script has lost its `PATH`: login
+/// shells do that, and scripts that name all folders of a real system. What the script itself has
+/// put into its `PATH` is used. `own` has the job's commands, `site` stand-ins, and `path` is
+/// that of the job's user, whose `mpiexec` is none for jobs.
+fn functions(own: &Path, site: &Path, path: &str) -> Vec<(String, String)> {
+    let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
+    let [own, site] = [own, site].map(|folder| quoted(&folder.display().to_string()));
+    let path = quoted(&format!(":{path}:"));
+    let launcher = |name: &str| {
+        format!(
+            "() {{ local own={own} found; found=$(type -P {name}) || found=\n\
+             case {path} in *\":${{found%/*}}:\"*) found=; esac\n\
+             \"${{found:-$own/{name}}}\" \"$@\"; }}"
+        )
+    };
+    let others = format!(
+        "() {{ local folder\nfor folder in {own} {site}; do\n\
+         if [ -x \"$folder/$1\" ]; then \"$folder/$1\" \"${{@:2}}\"; return; fi\ndone\n\
+         echo \"$0: line ${{BASH_LINENO[0]}}: $1: command not found\" >&2\nreturn 127; }}"
+    );
+    let function = |name: &str, text| (format!("{FUNCTION}{name}%%"), text);
+    let mut functions: Vec<_> =
+        ["mpiexec", "mpirun"].map(|name| function(name, launcher(name))).into();
+    // Bash calls it for a command that it does not find.
+    functions.push(function("command_not_found_handle", others));
+    functions
 }
 
 /// Returns the command that runs a script. What is `/bin/sh` on Fugaku is bash.
@@ -308,7 +339,7 @@ mod tests {
     fn step(number: u32, state: State, exit: i32, condition: Option<&str>) -> Record {
         let read = |text| Dependency::read(text).unwrap();
         let dependencies = condition.and_then(read).into_iter().collect();
-        let model = Model::Step { job: None, number: None, dependencies };
+        let model = Model::Step { job: None, number: None, dependencies, named: None };
         let mut record = record(Part::Step(number), Request { model, ..Request::default() });
         record.state = state;
         record.ending.exit = exit;
