@@ -1,6 +1,7 @@
 //! `tofu run`: jobs of C programs on Linux nodes, with and without MPI, and how they end.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
 
@@ -35,6 +36,19 @@ impl Job {
     #[track_caller]
     fn run(&self, args: &[&str]) -> Said {
         self.start(&[&["run"], args].concat(), b"").end(PATIENCE)
+    }
+
+    /// Submits a job script from a folder and waits for its end. Returns its number.
+    #[track_caller]
+    fn batch(&self, folder: &Path, args: &[&str]) -> String {
+        let run = |args: &[&str]| {
+            let mut command = self.command(args);
+            command.current_dir(folder).env("TOFU_SPOOL", self.place.path().join("spool"));
+            Running::start(command, b"").end(2 * PATIENCE).ok()
+        };
+        let number = run(&[&["pjsub", "-z", "jid"], args].concat());
+        run(&["pjwait", number.trim()]);
+        number.trim().to_owned()
     }
 
     /// Nothing of any job is left on a node.
@@ -231,19 +245,12 @@ fn script_on_machine(job: &Job) {
                   mpiexec -of ring.out ./ring\nmpiexec -of wrapped.out numactl -C 0 ./ring\n\
                   export A=2\nmpiexec -of script.out sh ./rank.sh\n";
     fs::write(folder.join("job.sh"), script).unwrap();
-    let spool = job.place.path().join("spool");
-    let run = |args: &[&str]| {
-        let mut command = job.command(args);
-        command.current_dir(&folder).env("TOFU_SPOOL", &spool);
-        Running::start(command, b"").end(PATIENCE).ok()
-    };
-    let number = run(&["pjsub", "-z", "jid", "--machine", "two", "job.sh"]);
-    run(&["pjwait", number.trim()]);
+    let number = job.batch(&folder, &["--machine", "two", "job.sh"]);
     let read = |name: &str| {
         let text = fs::read_to_string(folder.join(name)).unwrap_or_default();
         sorted(&text).join("|")
     };
-    let said = read(&format!("two.{}.err", number.trim()));
+    let said = read(&format!("two.{number}.err"));
     let ring = "rank 0 of 2: hello from rank 1|rank 1 of 2: hello from rank 0";
     assert_eq!((read("ring.out"), read("wrapped.out")), (ring.into(), ring.into()), "{said}");
     let told = "numactl: ignored; echo runs without it";
@@ -329,6 +336,33 @@ fn run_makes_its_own_machine() {
     running.line();
     kill(running.id());
     assert_eq!(running.end(MOMENT).code, None);
+    job.place.is_clean();
+}
+
+/// A job script's ranks in modelled time: they find each other by the process manager, over tofu0,
+/// and send by uTofu.
+#[test]
+fn job_script_in_modelled_time() {
+    const TEST: &str = "job_script_in_modelled_time";
+    if !has_compiler(TEST) {
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let job = Job::new(place);
+    job.sdk.compile("programs/pmi_ring.c", &["-ltofucom", "-ltofutop"]);
+    let folder = job.place.path();
+    let script = "#!/bin/bash\n#PJM -L node=2 -N timed -j\nmpiexec -of ring.out ./pmi_ring\n";
+    fs::write(folder.join("job.sh"), script).unwrap();
+    let number = job.batch(folder, &["--time", "modelled", "job.sh"]);
+    let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
+    let said = read(&format!("timed.{number}.out"));
+    let out = read("ring.out");
+    for rank in 0..2 {
+        let expected = format!("rank {rank} of 2: hello from rank {}\n", 1 - rank);
+        assert!(out.contains(&expected), "{out}\n{said}");
+        assert!(out.contains(&format!("has card-{rank}\n")), "{out}\n{said}");
+    }
+    assert!(said.contains("modelled time") && said.contains("nothing was late"), "{said}");
     job.place.is_clean();
 }
 

@@ -106,9 +106,10 @@ fn submit(words: &[String]) -> anyhow::Result<Submitted> {
         let mut submission = request::read(&script.name, &script.text, given)?;
         let machine = || {
             let named = env::var("TOFU_PJSUB_MACHINE").ok().filter(|name| !name.is_empty());
-            named.filter(|_| !words.iter().any(|word| word == "--local"))
+            let own = words.iter().any(|word| word == "--local");
+            named.filter(|_| !own && submission.request.time.is_none())
         };
-        let named = submission.request.machine.take().or_else(machine);
+        let named = submission.request.machine.clone().or_else(machine);
         submission.request.machine = named;
         if submission.request.interactive {
             return attended(script, submission, rest);
@@ -196,11 +197,11 @@ fn enqueue(
     let folder = folder.into_os_string().into_string();
     let folder = folder.map_err(|_| anyhow::anyhow!("the current folder's name is not text"))?;
     let records = locked.records()?;
-    let (id, turn, parts) = match request.model {
     let named = match &request.model {
         Model::Step { named, .. } => named.as_deref(),
         _ => None,
     };
+    let (id, turn, parts) = match request.model {
         Model::Normal => {
             let (id, turn) = locked.next(&records)?;
             (id, turn, vec![Part::Whole])
@@ -210,8 +211,8 @@ fn enqueue(
             (id, turn, (first..=last).map(Part::Bulk).collect())
         }
         Model::Step { job, number, .. } => {
-            let (id, turn, part) = step(locked, &records, job, number)?;
             let job = job.or_else(|| open_steps(&records, named?));
+            let (id, turn, part) = step(locked, &records, job, number)?;
             (id, turn, vec![part])
         }
     };
@@ -247,7 +248,6 @@ fn host_name() -> String {
     name.trim().to_owned()
 }
 
-/// Returns the place of a step: its job, its turn and its number.
 /// Returns the newest job of steps of this name that has not ended.
 fn open_steps(records: &[Record], name: &str) -> Option<u32> {
     let is_open = |record: &&Record| {
@@ -257,6 +257,7 @@ fn open_steps(records: &[Record], name: &str) -> Option<u32> {
     records.iter().filter(is_open).map(|record| record.key.id).max()
 }
 
+/// Returns the place of a step: its job, its turn and its number.
 fn step(
     locked: &Locked<'_>,
     records: &[Record],

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use tofu_control::MachineName;
-use tofu_jobs::{JobSpec, JobTime, Libs, RankFile, RankOrder, Variable};
+use tofu_jobs::{JobSpec, Libs, RankFile, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
+use tofu_spec::units::InstructionTime;
 
 use crate::environment::{FUNCTION, MARK, SPOOL};
 use crate::record::Record;
-use crate::request::{Order, Request};
+use crate::request::{Modelled, Order, Request};
 use crate::resources::MOST;
 use crate::site;
 use crate::spool::Spool;
@@ -37,6 +38,9 @@ struct Call {
     prefix: bool,
     local: bool,
     machine: Option<String>,
+    /// The clock of a machine that is started for the ranks, if it is modelled.
+    time: Option<Modelled>,
+    instruction: Option<String>,
     ignored: Vec<String>,
     /// A file with further programs.
     app: Option<String>,
@@ -71,6 +75,8 @@ enum Action {
     Tag,
     Local,
     Machine,
+    Time,
+    InstructionTime,
     App,
     /// Left out, with so many words behind it.
     Ignore(usize),
@@ -86,7 +92,7 @@ enum Which {
 use Action::{Ignore, Output};
 
 /// Options without the dashes in front, of which there may be one or two.
-const OPTIONS: [(&str, Action); 95] = [
+const OPTIONS: [(&str, Action); 97] = [
     ("n", Action::Ranks),
     ("np", Action::Ranks),
     ("c", Action::Ranks),
@@ -117,6 +123,8 @@ const OPTIONS: [(&str, Action); 95] = [
     ("tag-output", Action::Tag),
     ("local", Action::Local),
     ("machine", Action::Machine),
+    ("time", Action::Time),
+    ("ns-per-instruction", Action::InstructionTime),
     ("app", Action::App),
     ("perhost", Action::PerNode),
     ("max-proc-per-node", Action::PerNode),
@@ -321,6 +329,13 @@ impl Call {
             Action::Tag => self.prefix = true,
             Action::Local => self.local = true,
             Action::Machine => self.machine = Some(words.next()?),
+            Action::Time => {
+                let clock = words.next()?;
+                let read = Modelled::read(&clock);
+                self.time =
+                    read.map_err(|why| anyhow::anyhow!("{} {clock}: {why}", words.option))?;
+            }
+            Action::InstructionTime => self.instruction = Some(words.next()?),
             Action::App => self.app = Some(words.next()?),
             Ignore(count) => {
                 let values =
@@ -508,6 +523,26 @@ fn machine(call: &Call, request: Option<&Request>) -> anyhow::Result<Option<Mach
     named.map_err(|error| anyhow::anyhow!("--machine: {error}"))
 }
 
+/// Returns the clock of a machine that is started for the ranks: as the call says, or else the job.
+fn time(call: &Call, request: Option<&Request>) -> anyhow::Result<Option<Modelled>> {
+    let asked = request.and_then(|request| request.time.as_ref());
+    let time = call.time.as_ref().or(asked.filter(|_| !call.local)).cloned();
+    Ok(match (time, &call.instruction, &call.machine) {
+        (Some(_), _, Some(name)) if call.time.is_some() => {
+            bail!("-time modelled and -machine {name}: leave one of them out")
+        }
+        // The machine that the call names.
+        (Some(_), _, Some(_)) => None,
+        (Some(_), Some(ns), None) => {
+            ns.parse::<InstructionTime>()
+                .map_err(|allowed| anyhow::anyhow!("-ns-per-instruction {ns}: {allowed}"))?;
+            Some(Modelled { ns_per_instruction: Some(ns.clone()) })
+        }
+        (None, Some(ns), _) => bail!("-ns-per-instruction {ns}: is for -time modelled"),
+        (time, ..) => time,
+    })
+}
+
 fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
     let request = job.map(|job| &job.record.request);
     let order = order(&call, request)?;
@@ -530,8 +565,9 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         }
         None => (None, call.per_node),
     };
-    let machine = machine(&call, request)?;
-    let local = machine.is_none();
+    let time = time(&call, request)?;
+    let machine = if time.is_some() { None } else { machine(&call, request)? };
+    let local = machine.is_none() && time.is_none();
     let files = files(&call, job);
     let others = call.others.into_iter();
     Ok(JobSpec {
@@ -562,7 +598,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         image: None,
         driver: None,
         links: None,
-        time: JobTime::default(),
+        time: time.as_ref().map(Modelled::of_job).unwrap_or_default(),
         program: bare(call.program, local),
         others: others.map(|(ranks, words)| (ranks, bare(words, local))).collect(),
     })
@@ -723,6 +759,14 @@ mod tests {
         let found = spec_of(&format!("-machine m {words}"), &job).unwrap();
         assert_eq!(found.program, ["./a", "-l"]);
         assert!(found.tools.iter().any(|(name, _)| name == "numactl") && !found.local);
+        let modelled = spec_of("-time modelled -ns-per-instruction 0.3 ./a", &job).unwrap();
+        assert!(!modelled.local && modelled.machine.is_none());
+        assert_eq!(modelled.time.ns_per_instruction, Some("0.3".parse().unwrap()));
+        job.record.request.time = Some(Modelled::default());
+        assert!(spec_of("a", &job).unwrap().time.clock.is_some());
+        assert!(spec_of("-local a", &job).unwrap().local);
+        assert!(spec_of("-machine m a", &job).unwrap().time.clock.is_none());
+        job.record.request.time = None;
         job.record.request.order = Order::ByNode;
         assert_eq!(spec_of("a", &job).unwrap().order, RankOrder::RoundRobin);
         job.record.request.processes = Some(8);

@@ -66,7 +66,7 @@ const fn long(long: &'static str, valued: bool, treatment: Treatment) -> Known {
 }
 
 /// Options that have no long name in public documents have one here, which is not accepted.
-pub(crate) const OPTIONS: [Known; 54] = [
+pub(crate) const OPTIONS: [Known; 56] = [
     known('L', "rsc-list", true, Honoured),
     long("mpi", true, Honoured),
     long("omp", true, Honoured),
@@ -88,6 +88,8 @@ pub(crate) const OPTIONS: [Known; 54] = [
     long("script-delimiter", true, Honoured),
     long("machine", true, Honoured),
     long("local", false, Honoured),
+    long("time", true, Honoured),
+    long("ns-per-instruction", true, Honoured),
     known('g', "gname", true, Ignored),
     long("llio", true, Ignored),
     known('m', "mail", true, Ignored),

@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use tofu_jobs::JobTime;
+use tofu_spec::units::{InstructionTime, Time};
+
 use crate::directives;
 use crate::key::{self, MOST_SUB};
 use crate::options::{self, Given, Refusal, Source, Treatment};
@@ -40,12 +43,36 @@ pub(crate) enum Model {
         job: Option<u32>,
         number: Option<u32>,
         dependencies: Vec<Dependency>,
-    },
-}
-
         /// The name by which further steps find it.
         #[serde(default)]
         named: Option<String>,
+    },
+}
+
+/// The clock of a machine in modelled time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Modelled {
+    /// The time of an instruction in nanoseconds, if it is not the usual one.
+    pub(crate) ns_per_instruction: Option<String>,
+}
+
+impl Modelled {
+    /// Reads the name of a clock. Returns `None` for the host's.
+    pub(crate) fn read(clock: &str) -> Result<Option<Self>, &'static str> {
+        match clock.parse() {
+            Ok(Time::Modelled) => Ok(Some(Self::default())),
+            Ok(Time::Host) => Ok(None),
+            Err(_) => Err("must be host or modelled"),
+        }
+    }
+
+    /// Returns it for the jobs that ranks are.
+    pub(crate) fn of_job(&self) -> JobTime {
+        let ns = self.ns_per_instruction.as_ref().and_then(|ns| ns.parse().ok());
+        JobTime { clock: Some(Time::Modelled), ns_per_instruction: ns, ..JobTime::default() }
+    }
+}
+
 /// A checked request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
@@ -75,6 +102,9 @@ pub(crate) struct Request {
     pub(crate) model: Model,
     /// The machine that the ranks run on; `None`: processes here.
     pub(crate) machine: Option<String>,
+    /// The clock of machines that are started for the ranks, if it is modelled.
+    #[serde(default)]
+    pub(crate) time: Option<Modelled>,
     /// True if it is a shell at the terminal of the command that submits it.
     #[serde(default)]
     pub(crate) interactive: bool,
@@ -103,6 +133,7 @@ impl Default for Request {
             comment: None,
             model: Model::default(),
             machine: None,
+            time: None,
             interactive: false,
         }
     }
@@ -142,6 +173,8 @@ pub(crate) struct Submission {
     pub(crate) delimiter: Option<char>,
     /// The seconds for which an interactive job may wait.
     pub(crate) wait: Option<u64>,
+    /// The time of an instruction, in nanoseconds.
+    instruction: Option<(String, Given)>,
     dependency: Option<(Given, String)>,
     bulk: bool,
     step: bool,
@@ -218,7 +251,9 @@ impl Submission {
             "export-all" => request.all_variables = true,
             "comment" => request.comment = Some(value),
             "machine" => request.machine = Some(value),
-            "local" => request.machine = None,
+            "local" => (request.machine, request.time) = (None, None),
+            "time" => request.time = Modelled::read(&value).map_err(|why| given.refuse(why))?,
+            "ns-per-instruction" => self.instruction = Some((instruction(&given)?, given)),
             "step" => self.step = true,
             "bulk" => self.bulk = true,
             "interact" | "interactive" => request.interactive = true,
@@ -307,6 +342,17 @@ impl Submission {
                 request.on_node()
             ));
         }
+        match (&mut request.time, self.instruction.take(), &request.machine) {
+            (Some(_), _, Some(name)) => {
+                return refuse(format!(
+                    "--time modelled and --machine {name}: a machine keeps the clock that it was \
+                     started with; leave one of them out"
+                ));
+            }
+            (Some(time), Some((ns, _)), _) => time.ns_per_instruction = Some(ns),
+            (None, Some((_, given)), _) => return Err(given.refuse("is for --time modelled")),
+            _ => {}
+        }
         self.request.model = self.model()?;
         Ok(self)
     }
@@ -361,11 +407,19 @@ fn step(given: &Given, text: &str) -> Result<Model, Refusal> {
                 let dependency = Dependency::read(value).map_err(|()| given.refuse(wanted))?;
                 dependencies.extend(dependency);
             }
+            "jnam" if !value.is_empty() => named = Some(value.to_owned()),
             "send" => {}
             _ => return Err(given.refuse(format!("{item}: there are jid=, jnam=, sn= and sd="))),
         }
     }
     Ok(Model::Step { job, number: step, dependencies, named })
+}
+
+/// Checks the time of an instruction, in nanoseconds.
+fn instruction(given: &Given) -> Result<String, Refusal> {
+    let parsed = given.value.parse::<InstructionTime>();
+    parsed.map_err(|allowed| given.refuse(format!("must be {allowed}")))?;
+    Ok(given.value.clone())
 }
 
 fn job_name(given: &Given) -> Result<String, Refusal> {
@@ -407,7 +461,6 @@ fn variables(given: &Given) -> Result<Vec<(String, String)>, Refusal> {
 mod tests {
     use super::*;
 
-            "jnam" if !value.is_empty() => named = Some(value.to_owned()),
     fn submit(script: &str, command_line: &str) -> Result<Submission, String> {
         let words: Vec<_> = command_line.split_whitespace().map(str::to_owned).collect();
         let (given, _) = options::read(&words, &Source::CommandLine).unwrap();
@@ -456,6 +509,10 @@ mod tests {
             ("", "-N 1x", "-N 1x: must be 1 to 63 bytes"),
             ("", "-x 1=2", "must be NAME=VALUE or NAME"),
             ("", "--omp 4", "--omp 4: must be thread="),
+            ("", "--time host --ns-per-instruction 1", "is for --time modelled"),
+            ("", "--time modelled --ns-per-instruction x", "a number of nanoseconds"),
+            ("", "--time modelled --machine m", "leave one of them out"),
+            ("", "--time real", "--time real: must be host or modelled"),
         ] {
             let error = submit(script, command_line).unwrap_err();
             assert!(error.contains(expected), "{error}");
@@ -470,6 +527,8 @@ mod tests {
         let step = model("--step --sparam jid=12,sn=3,sd=ec!=0:all:1");
         let Model::Step { job, number, dependencies, .. } = step else { panic!("{step:?}") };
         assert_eq!((job, number, dependencies.len()), (Some(12), Some(3), 1));
+        let step = model("--step --sparam jnam=run");
+        assert!(matches!(step, Model::Step { named: Some(name), .. } if name == "run"));
     }
 
     #[test]
@@ -484,5 +543,3 @@ mod tests {
         assert_eq!(ranks("-L node=4 --mpi shape=2,max-proc-per-node=3"), (6, 3));
     }
 }
-        let step = model("--step --sparam jnam=run");
-        assert!(matches!(step, Model::Step { named: Some(name), .. } if name == "run"));

@@ -82,7 +82,10 @@ pub(crate) fn text(record: &Record) -> String {
 /// The lines that `-S` adds.
 fn of_processes(record: &Record) -> [(&'static str, String); 4] {
     let request = &record.request;
-    let machine = request.machine.clone();
+    let machine = match &request.time {
+        Some(_) => Some("in modelled time".to_owned()),
+        None => request.machine.clone(),
+    };
     [
         ("MPI SHAPE", joined(request.torus())),
         ("MAX PROC PER NODE", request.on_node().to_string()),

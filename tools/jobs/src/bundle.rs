@@ -57,6 +57,9 @@ pub(crate) struct Bundle {
     about_mpi: Option<String>,
     /// The architecture that the program is for, if its file says so.
     arch: Option<Arch>,
+    /// True if the job has MPI and the program may use it: a file that is not linked with an MPI
+    /// library does not.
+    mpi: bool,
 }
 
 /// A set of libraries for a node.
@@ -119,6 +122,7 @@ impl Bundle {
             args: words.to_vec(),
             about_mpi: None,
             arch,
+            mpi: spec.mpi,
         };
         if !program.contains('/') && !matches!(program.as_str(), "." | "..") {
             if spec.libs == Libs::Host {
@@ -169,7 +173,9 @@ impl Bundle {
             // A static program, a script, or a program with the nodes' own libraries.
             None => (None, Start::File(name)),
         };
-        Ok(Self { libraries, ours, about_mpi, ..bundle(start, contents, arch) })
+        // Where the host's libraries are used, none of them is MPI's.
+        let mpi = spec.mpi && (arch.is_none() || uses_mpi || libraries.is_none());
+        Ok(Self { libraries, ours, about_mpi, mpi, ..bundle(start, contents, arch) })
     }
 
     /// Returns the architecture that the program is for, or `None` for scripts and for programs of
@@ -195,6 +201,11 @@ impl Bundle {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether the nodes need an image with MPI.
+    pub(crate) fn uses_mpi(&self) -> bool {
+        self.mpi
     }
 
     /// Returns a message for the user about the program and MPI, if there is one.

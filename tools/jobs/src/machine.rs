@@ -69,7 +69,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Finds a machine, or starts one. If `arch` is given, its nodes have that architecture.
+    /// Finds a machine, or starts one. If `arch` is given, its nodes have that architecture, and
+    /// with `mpi` the image of a new machine has MPI.
     ///
     /// # Errors
     ///
@@ -77,7 +78,7 @@ impl Machine {
     pub(crate) fn find(
         spec: &JobSpec,
         wanted: Wanted,
-        arch: Option<Arch>,
+        (arch, mpi): (Option<Arch>, bool),
         control: &Control,
     ) -> anyhow::Result<Found> {
         // Options for a new machine imply starting one.
@@ -108,7 +109,7 @@ impl Machine {
         }
         match there.len() {
             0 => {
-                let (own, name) = Own::start(spec, wanted, arch.unwrap_or_default())?;
+                let (own, name) = Own::start(spec, wanted, (arch.unwrap_or_default(), mpi))?;
                 match own.wait(control)? {
                     Ok(own) => {
                         let found = find_machine(Some(&name))?;
@@ -258,8 +259,12 @@ struct Own {
 }
 
 impl Own {
-    /// Starts a machine with enough nodes.
-    fn start(spec: &JobSpec, wanted: Wanted, arch: Arch) -> anyhow::Result<(Self, MachineName)> {
+    /// Starts a machine with enough nodes, with MPI in its image if it is used.
+    fn start(
+        spec: &JobSpec,
+        wanted: Wanted,
+        (arch, mpi): (Arch, bool),
+    ) -> anyhow::Result<(Self, MachineName)> {
         let shape = match spec.machine_shape()? {
             Some(shape) => shape,
             None => wanted.as_machine()?,
@@ -268,14 +273,15 @@ impl Own {
         let name = MachineName::of_this_run();
         let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;
         command.args(["up", "--linux", "--json", "--shape", &shape]);
-        if spec.time.clock != Some(Time::Modelled) {
+        let modelled = spec.time.clock == Some(Time::Modelled);
+        if !modelled {
             command.args(["--boot-timeout", BOOT]);
         }
         command.args(["--name", name.as_str()]);
         if io {
             command.arg("--io-nodes");
         }
-        let default = spec.mpi.then_some(libraries::mpi_image(arch));
+        let default = mpi.then_some(libraries::mpi_image(arch));
         if let Some(image) = spec.image.as_ref().map(ImageName::as_str).or(default) {
             if tofu_image::Cache::from_env()?.find(image)?.is_none() && spec.image.is_none() {
                 let of = match arch {
@@ -301,8 +307,12 @@ impl Own {
             command.args(["--links", links.name()]);
         }
         command.args(spec.time.options());
-        if spec.mpi {
-            command.args(["--net", "lan", "--memory", MPI_MEMORY]);
+        // An Ethernet has the host's time: in modelled time ranks find each other by tofu0.
+        if spec.mpi && !modelled {
+            command.args(["--net", "lan"]);
+        }
+        if mpi {
+            command.args(["--memory", MPI_MEMORY]);
         }
         command.stdout(Stdio::piped());
         let child = command.spawn().context("cannot start a process for the machine")?;

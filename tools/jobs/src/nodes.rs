@@ -43,8 +43,8 @@ const GROUP: &str = "TOFU_GROUP";
 const SUBNET: &str = "TOFU_SUBNET";
 /// Bytes of output of our programs on a node that are read.
 const MAX_SAID: usize = 2000;
-/// The time limit for the process manager to report its address.
-const MANAGER: Duration = Duration::from_secs(30);
+/// The time limit for the process manager to report its address, in guests that may be slow.
+const MANAGER: Duration = Duration::from_secs(120);
 
 /// Prepares a node before any program of the job runs. Where the kernel driver or `tofud` gives
 /// users the device, makes the user the owner of the job's folder, and limits the user to the job's
@@ -130,10 +130,11 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         Err(error) => return preparing.stopped(error),
     };
     let destination = Destination::new(spec)?;
-    let mut machine = match Machine::find(spec, wanted, bundle.arch(), &control)? {
-        Found::Machine(machine) => machine,
-        Found::Over(code) => return Ok(code),
-    };
+    let mut machine =
+        match Machine::find(spec, wanted, (bundle.arch(), bundle.uses_mpi()), &control)? {
+            Found::Machine(machine) => machine,
+            Found::Over(code) => return Ok(code),
+        };
     let result = match bundle.fit(machine.arch, &preparing) {
         Ok(()) => on_machine(spec, wanted, (&bundle, destination.as_ref()), &mut machine, &control),
         Err(error) => preparing.stopped(error),

@@ -31,8 +31,8 @@ pub(crate) enum ScriptCommand {
 ///
 /// The job waits in a queue of your own, which runs one job after another, and what it writes goes
 /// to SCRIPT.JOBID.out and .err. Its mpiexec starts ranks as `tofu run --local` does, or on the
-/// nodes of a running machine. The manual, page Job scripts, says which options have a meaning
-/// here.
+/// nodes of a running machine, or of one in modelled time. The manual, page Job scripts, says which
+/// options have a meaning here.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = PJSUB)]
 pub(crate) struct PjsubArgs {
@@ -60,6 +60,8 @@ Options, on the command line and in lines that begin with #PJM:
                              a shell in the job, at this terminal, or the script if one is named
   --omp thread=N, -z jid, --comment TEXT, -C PREFIX, --script-delimiter C
   --machine NAME, --local    ours: ranks run on this machine's nodes; as processes here (default)
+  --time modelled, --ns-per-instruction NS
+                             ours: each mpiexec starts a machine in modelled time
 
 Examples:
   tofu pjsub job.sh
@@ -261,6 +263,8 @@ Options, with one dash or two:
   -n N PROGRAM : -n N PROGRAM, --app FILE
                             several programs as one job; lines of a file with options and programs
   -machine NAME, -local     ours: nodes of this machine; processes here (default)
+  -time modelled, -ns-per-instruction NS
+                            ours: nodes of a machine in modelled time, which is started for this
 In names of files %r is the rank, %06r the rank in six digits, %/1000R the rank rounded down to a
 multiple of 1000, %j the job, %n its name, and %m the number of the call in the job. Options that
 concern real systems only, such as other -mca, are ignored with a word.
