@@ -438,7 +438,7 @@ impl LocalMachine {
         // A single node may share what the host has: there is no other to keep it from.
         let namespaces = match nodes {
             0 | 1 => None,
-            _ => Some(Maker::start(session.janitor.group())?),
+            _ => Some(janitor::namespaces(session.janitor.group())?),
         };
         let folder = session.dir.path().to_owned();
         Ok(Self { nodes: HashMap::new(), running, registry, folder, namespaces, name })
@@ -482,7 +482,7 @@ impl LocalMachine {
 
     /// Makes a namespace for a node. If the host does not permit it, nodes share the host's.
     fn namespace(&mut self) -> Option<Namespace> {
-        match self.namespaces.as_mut()?.next() {
+        match self.namespaces.as_mut()?.make() {
             Ok(namespace) => Some(namespace),
             Err(error) => {
                 log::info!("nodes share the host's System V IPC: {error:#}");

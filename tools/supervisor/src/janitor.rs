@@ -24,7 +24,7 @@ use tofu_control::rundir::{self, RunDir};
 
 use crate::gateway::nat;
 use crate::limits::ProgramLimits;
-use crate::namespaces::{self, Entrance, Namespace};
+use crate::namespaces::{self, Entrance, Maker, Namespace};
 
 /// The command by which this program starts itself as another process: `internal TASK [PROGRAM
 /// ARGUMENTS]`. The task is JSON.
@@ -154,11 +154,15 @@ fn child_command(
     Ok(command)
 }
 
-/// Returns a command that runs this program in a group, to make namespaces.
-pub(crate) fn namespaces_command(group: i32) -> anyhow::Result<Command> {
+/// Starts a process in a group that makes namespaces.
+///
+/// # Errors
+///
+/// If no process can be started.
+pub fn namespaces(group: i32) -> anyhow::Result<Maker> {
     let mut command = own_command(&Task::Namespaces)?;
     command.process_group(group);
-    Ok(command)
+    Maker::start(command)
 }
 
 /// Runs this program for a task, with the arguments behind it.

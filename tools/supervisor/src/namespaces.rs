@@ -8,7 +8,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -16,8 +16,6 @@ use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
-
-use crate::janitor;
 
 /// Asks for a namespace.
 const NEXT: u8 = b'n';
@@ -49,13 +47,12 @@ pub(crate) struct Entrance {
 }
 
 impl Maker {
-    /// Starts it in a process group.
+    /// Starts it by a command that runs [`make`].
     ///
     /// # Errors
     ///
     /// If no process can be started.
-    pub fn start(group: i32) -> anyhow::Result<Self> {
-        let mut command = janitor::namespaces_command(group)?;
+    pub(crate) fn start(mut command: Command) -> anyhow::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().context("cannot start a process")?;
         let pipes = child.stdin.take().zip(child.stdout.take());
@@ -67,7 +64,7 @@ impl Maker {
     /// # Errors
     ///
     /// If the host does not permit it.
-    pub fn next(&mut self) -> anyhow::Result<Namespace> {
+    pub fn make(&mut self) -> anyhow::Result<Namespace> {
         let (to, from) = self.pipes.as_mut().context("it has ended")?;
         let mut answer = [0];
         to.write_all(&[NEXT])
