@@ -950,10 +950,11 @@ fn set_irqs(server: &Server, mut body: Fields<'_>, fds: Vec<OwnedFd>) -> Result<
         return Err(Errno::INVAL);
     }
     if flags == NONE && count == 0 {
-        if let Some(table) = server.device.endpoint().msix().filter(|_| index == irq::MSIX) {
-            if server.vectors.clear(table) {
-                server.enable_msix(false);
-            }
+        // Others that share the device keep their vectors, and MSI-X with them.
+        if let Some(table) = server.device.endpoint().msix().filter(|_| index == irq::MSIX)
+            && server.vectors.clear(table)
+        {
+            server.enable_msix(false);
         }
         return Ok(());
     }
