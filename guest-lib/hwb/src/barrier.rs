@@ -181,7 +181,7 @@ mod tests {
         Core::new(number).unwrap()
     }
 
-    /// Twelve threads with the numbers of twelve cores, whatever this host has.
+    /// Twelve threads with the numbers of twelve cores.
     #[test]
     fn twelve_cores_meet_many_times() {
         const ROUNDS: u32 = 101;

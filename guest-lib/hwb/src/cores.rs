@@ -120,7 +120,7 @@ pub(crate) fn bound() -> Result<Core, Errno> {
 }
 
 /// Returns for each processor of the system whether the caller may run on it. That shows when it
-/// tries, whatever it is bound to now.
+/// tries.
 pub(crate) fn usable() -> Vec<bool> {
     // SAFETY: it has no requirements.
     let all = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };

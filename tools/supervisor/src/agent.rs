@@ -84,7 +84,7 @@ struct Link {
     early: Option<Early>,
 }
 
-/// What a guest that replays its input has sent before it was due: it does not wait for this host.
+/// Messages of a guest that replays its input, which does not wait for this host.
 #[derive(Default)]
 struct Early {
     waits: HashMap<u32, VecDeque<FromProgram>>,

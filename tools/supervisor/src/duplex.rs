@@ -14,9 +14,9 @@ const PIPE: usize = 1 << 20;
 /// Our ends of a port of a virtual machine, such as its console.
 #[derive(Debug)]
 pub struct Duplex {
-    /// What it sends comes here.
+    /// Its output.
     pub output: File,
-    /// What is written here goes to it.
+    /// Its input, for writing.
     pub input: UnixStream,
 }
 

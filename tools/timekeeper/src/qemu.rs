@@ -171,7 +171,7 @@ impl Plugin {
                 continue;
             }
             // SAFETY: QEMU's functions. The name ends with a zero, and the port exists as long as
-            // QEMU does. It copies the bytes, of which there are as many as it is told.
+            // QEMU does. It copies the bytes, of which there are at least that many.
             let taken = unsafe {
                 let there = (self.find_port)(name.as_ptr());
                 if there.is_null() {

@@ -26,7 +26,7 @@ pub(crate) enum Due {
     Arrive(usize),
     /// A node's timer expires.
     Expire(NodeId),
-    /// What comes from outside the machine comes now.
+    /// Something may come from outside the machine now.
     Outside,
 }
 

@@ -1,9 +1,9 @@
 //! Input of guests in modelled time: what comes to their consoles and agents from outside.
 //!
 //! The host has input at times that are its own. A guest gets it at a boundary, each millisecond of
-//! the machine's time, where it has got to by then whatever the host does. So a run depends on
-//! nothing but the boundaries at which input came, and the same input at the same boundaries is
-//! the same run. A record has both; a replay takes its input from one.
+//! the machine's time. So a run depends on nothing of the host but the boundaries at which input
+//! came, and the same input at the same boundaries is the same run. A record has both; a replay
+//! takes its input from one.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -230,7 +230,7 @@ impl Outside {
     }
 }
 
-/// What a source has, at most so many bytes. One that has ended has nothing.
+/// Reads from a source, at most so many bytes. One that has ended has none.
 fn read_some(mut source: &UnixStream, most: usize) -> Vec<u8> {
     let mut bytes = vec![0; most];
     let count = source.read(&mut bytes).unwrap_or(0);
