@@ -12,6 +12,7 @@ mod server;
 pub use server::serve;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
@@ -68,7 +69,8 @@ impl Server {
         layout: &Layout,
         on_abort: impl Fn(u32, i32) + Send + 'static,
     ) -> anyhow::Result<Self> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // Signals of a terminal are not for it: it would leave its files behind.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().context("cannot start the PMIx server")?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let (mut input, output) = input.zip(output).context("a process without pipes")?;
