@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libc::{EBUSY, EINVAL};
 use tofu_process::lock;
 
-use crate::Errno;
 use crate::cores::{self, Core, GROUPS, MOST, Mask};
+use crate::errno::Errno;
 
 /// Barriers of a group.
 pub(crate) const OF_GROUP: usize = 6;

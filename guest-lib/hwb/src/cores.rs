@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use libc::{EINVAL, EPERM, cpu_set_t};
 
-use crate::Errno;
+use crate::errno::Errno;
 
 /// The most processors of a mask.
 pub(crate) const MOST: usize = libc::CPU_SETSIZE as usize;

@@ -5,9 +5,9 @@
 
 mod barrier;
 mod cores;
+mod errno;
 
 use std::ffi::{c_int, c_void};
-use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libc::{EFAULT, EINVAL, ENOMEM};
@@ -15,26 +15,13 @@ use tofu_process::PerProcess;
 
 use crate::barrier::{BLADES, Blades, OF_GROUP};
 use crate::cores::{Core, Mask};
+use crate::errno::Errno;
 
 /// A child of `fork` has other barriers than its parent.
 static OWN: PerProcess<Blades> = PerProcess::new();
 
 fn blades() -> &'static Blades {
     &OWN.get_or_init(Blades::new).value
-}
-
-/// An error of `errno.h`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Errno(c_int);
-
-impl Errno {
-    /// Returns the error, and prints the reason if the user asks for reasons.
-    fn new(number: c_int, reason: impl Display) -> Self {
-        if std::env::var_os("FUJITSU_HWBLIB_DEBUG").is_some() {
-            eprintln!("libFJhwb: {reason}");
-        }
-        Self(number)
-    }
 }
 
 /// Runs the body of a function. No panic may escape into a C program.
