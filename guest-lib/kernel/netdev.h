@@ -55,7 +55,10 @@ struct tofu_run {
 struct tofu_areas;
 struct tofu_queue;
 
-/* Of a queue. All but _open, _stop, _queues and _coalesce are called with software interrupts off. */
+/*
+ * Of a queue. All but _open, _stop, _queues and _coalesce are called with software interrupts
+ * off.
+ */
 int tofu_rs_net_open(void *link, struct tofu_queue *queue);
 void tofu_rs_net_stop(void *link);
 /* Tells how many queues the interface uses. */

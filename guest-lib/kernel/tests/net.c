@@ -2,8 +2,8 @@
 /*
  * The interface tofu0 from inside: `net test` checks what ethtool and ioctls report and set, and
  * frames that cannot be delivered; `net counters` prints the counters of ethtool, `net link` its
- * state of the link; `net longest N` lets TCP pass and receive up to N bytes at a time. `net health`
- * prints what devlink's reporter says.
+ * state of the link; `net longest N` lets TCP pass and receive up to N bytes at a time. `net
+ * health` prints what devlink's reporter says.
  */
 #include <arpa/inet.h>
 #include <linux/devlink.h>

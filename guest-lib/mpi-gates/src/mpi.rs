@@ -319,7 +319,7 @@ impl Mpi {
     pub(crate) fn progress(&self) {
         let mut flag = 0;
         let Family { any_source, status_ignore, world, .. } = self.family;
-        // SAFETY: a place for a number, and no status. What it returns is the program's to find out.
+        // SAFETY: a place for a number, and no status. The program finds out what it returns.
         unsafe {
             let status = ptr::without_provenance_mut(status_ignore);
             (self.iprobe)(any_source, ANY_TAG, world, &raw mut flag, status)

@@ -70,8 +70,8 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// Installs some of the libraries `utofu`, `jtofu`, `tnw` and `fujitsu_hwb`; with `utofu` and `tnw` the
-    /// devices that they load on a host.
+    /// Installs some of the libraries `utofu`, `jtofu`, `tnw` and `fujitsu_hwb`; with `utofu` and
+    /// `tnw` the devices that they load on a host.
     pub fn new(names: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest-lib/utofu/install");

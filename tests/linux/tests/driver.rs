@@ -231,14 +231,7 @@ fn changes_that_nothing_tells_of_are_found() {
     }
     // Of the last device: low power, and the reset.
     assert!(devlink().starts_with("healthy 1\nreports 2\n"), "{}", devlink());
-    // A packet that has met wrong bits in the router's memory is counted as well.
-    let spoilt = || place.shell(0, "grep nullified_packets /sys/kernel/debug/tofu/health");
-    assert_eq!(spoilt(), "nullified_packets 0\n");
-    place.run(&["fault", "ecc", "0", "--where", "router", "--fatal"]).ok();
-    wait_for("the packet", MOMENT, || {
-        place.exec("0", &["ping", "-c1", "-W2", "n1"]);
-        spoilt() == "nullified_packets 1\n"
-    });
+    spoilt_packets_are_counted(place);
     is_well(place, "0");
     grammar_with_lies(&nodes);
     place.run(&["down"]).ok();
@@ -278,6 +271,17 @@ fn grammar(nodes: &Nodes, more: &[&str]) {
     let time = PATIENCE + Duration::from_secs(seconds.parse::<u64>().unwrap());
     let command = [&["exec", "0", "--", "/tmp/grammar", &seconds, &seed], more].concat();
     passed(&nodes.place.run_for(&command, time, b""));
+}
+
+/// A packet that has met wrong bits in the router's memory is counted by health.
+fn spoilt_packets_are_counted(place: &Place) {
+    let spoilt = || place.shell(0, "grep nullified_packets /sys/kernel/debug/tofu/health");
+    assert_eq!(spoilt(), "nullified_packets 0\n");
+    place.run(&["fault", "ecc", "0", "--where", "router", "--fatal"]).ok();
+    wait_for("the packet", MOMENT, || {
+        place.exec("0", &["ping", "-c1", "-W2", "n1"]);
+        spoilt() == "nullified_packets 1\n"
+    });
 }
 
 /// The same with a device whose registers read wrong: the driver may lose queues to it, but the

@@ -77,7 +77,7 @@ fn begin(layout: &Layout, files: &Path) -> anyhow::Result<(Library, Vec<Variable
     Ok((library, all))
 }
 
-/// Facts about the job for ranks that ask: the keys of the PMIx standard that Open MPI wants to know.
+/// Facts about the job for ranks that ask: the keys of the PMIx standard that Open MPI asks for.
 fn about(library: &Library, layout: &Layout, ranks: u32, files: &Path) -> anyhow::Result<Infos> {
     let folder = |path: &Path| CString::new(path.as_os_str().as_bytes());
     let list = |ranks: &[u32]| ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");

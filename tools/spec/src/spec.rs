@@ -355,7 +355,8 @@ fields! {
     MachineSpec {
         shape: Machine, io_nodes: Machine, generation: Machine, links: Machine,
         time: Machine, quantum: Machine, ns_per_instruction: Machine, seed: Machine,
-        record: Linux, replay: Linux, fail_with_guest: Guests, guest: Guests, memory: Guests, args: Guests, doorbell: Machine,
+        record: Linux, replay: Linux,
+        fail_with_guest: Guests, guest: Guests, memory: Guests, args: Guests, doorbell: Machine,
         timeout: Guests, engines: Machine, metrics: Machine, linux: Guests, cpus: Linux,
         append: Linux, image: Linux, driver: Linux, arch: Linux, cpu: Linux, boot: Guests,
         boot_server: Guests, ip_number: Machine, mtu: Machine, faults: Machine, nodes: Guests,

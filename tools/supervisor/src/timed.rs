@@ -4,6 +4,7 @@
 //! a plugin of its QEMU says where the guest is in time, and learns how far it may run. The
 //! manual's page on guests in modelled time has the protocol.
 
+mod between;
 mod network;
 pub mod outside;
 pub(crate) mod pace;
@@ -27,9 +28,10 @@ use tofu_timed::{EventEngine, Function, Interrupt, Turns};
 use tofu_vfio_user::{Backing, ClientMemory, Limits, Server};
 
 use crate::confine::Confinement;
+use crate::timed::between::Between;
 use crate::timed::network::TimedNetwork;
 use crate::timed::outside::{InputFile, Outside};
-use crate::timed::pace::{Between, Pace, Paces, Pending};
+use crate::timed::pace::{Pace, Paces, Pending};
 
 /// A machine in modelled time.
 pub struct TimedMachine {

@@ -482,8 +482,8 @@ fn stq_enables_upper_half_keeps_the_dumps() {
     assert_eq!(next_offset(), 0, "a write of the lower half starts them anew");
 }
 
-/// Completions and notices go into the cache of the process that polls them if bit 63 of TCQ_IPA and
-/// MRQ_IPA says so.
+/// Completions and notices go into the cache of the process that polls them if bit 63 of TCQ_IPA
+/// and MRQ_IPA says so.
 #[test]
 fn entries_in_memory_come_later() {
     let node = Node::new(Coords::default());

@@ -6,7 +6,7 @@ use super::failure::Failure;
 use super::fetch::Target;
 use super::header::{HEADER, Header, Kind};
 use super::matching::{Body, Envelope, Matching, Message, Place, Receive};
-use super::outbound::PART;
+use super::outgoing::PART;
 use super::peers::Number;
 use super::transport::{self, Address, Memory, Spot, Transport};
 

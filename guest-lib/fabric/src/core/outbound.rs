@@ -1,17 +1,12 @@
 //! Messages that wait for slots of a peer, and the events of the device.
 
-use super::SLOT;
 use super::commands::Command;
 use super::completion::{Completion, Finished};
 use super::endpoint::{Endpoint, Sending};
 use super::failure::Failure;
-use super::header::HEADER;
 use super::outgoing::Outgoing;
 use super::peers::Number;
 use super::transport::{Event, Signal, Transport, Way};
-
-/// Bytes of a message in a slot.
-pub(super) const PART: usize = SLOT - HEADER;
 
 impl<T: Transport> Endpoint<T> {
     /// Queues something for a peer, and sends it if there is room.

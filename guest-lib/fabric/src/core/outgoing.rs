@@ -1,7 +1,10 @@
 //! Messages that wait for slots of a peer.
 
-use super::header::Header;
-use super::outbound::PART;
+use super::SLOT;
+use super::header::{HEADER, Header};
+
+/// Bytes of a message in a slot.
+pub(super) const PART: usize = SLOT - HEADER;
 
 /// A message for slots.
 #[derive(Debug)]

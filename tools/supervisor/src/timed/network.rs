@@ -12,7 +12,8 @@ use tofu_machine::{AnyNetwork, AnyNode, CableCounters, Interconnect, Passed, Ref
 use tofu_pci::{Endpoint, EndpointDevice};
 use tofu_timed::{EventEngine, Function};
 
-use crate::timed::pace::{Between, Pace};
+use crate::timed::between::Between;
+use crate::timed::pace::Pace;
 
 /// The network, of which nothing can be changed so far.
 pub(super) struct TimedNetwork {

@@ -23,7 +23,7 @@ use tofu_pace::{INPUT, PORTS};
 use tofu_spec::plan::InputLog;
 use tofu_sync::lock;
 
-use crate::timed::pace::Between;
+use crate::timed::between::Between;
 
 /// The time between two boundaries (*ours*), in picoseconds.
 pub(super) const PERIOD: Ps = 1_000_000_000;

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tofu_abi::topology::NodeId;
-use tofu_fabric::{Ps, chance};
+use tofu_fabric::chance;
 use tofu_machine::GuestPassed;
 use tofu_pace::message::{self, Go, Input, MOST_VECTORS, Message};
-use tofu_pace::pages::{self, Pages};
 use tofu_pace::{LONGEST_STEP, VERSION};
 use tofu_sync::lock;
-use tofu_timed::{Away, Outlook, Turn};
+use tofu_timed::Turn;
 
+use crate::timed::between::Between;
 use crate::timed::outside::Outside;
 
 /// The longest sleep of a guest that is believed at once, in nanoseconds of its clock.
@@ -45,37 +45,6 @@ pub(super) struct Paces {
     pub(super) seed: Option<u32>,
     /// Input of guests, if it comes through the machine.
     pub(super) outside: OnceLock<Arc<Outside>>,
-}
-
-/// The pages by which guests keep each other's pace, as the turns see them, and the longest step of
-/// a guest.
-#[derive(Debug)]
-pub(super) struct Between {
-    pub(super) pages: Pages,
-    pub(super) longest_step: Ps,
-}
-
-impl Away for Between {
-    fn reached(&self, program: usize) -> Ps {
-        self.pages.reached(program)
-    }
-
-    fn report_at(&self, at: Ps) {
-        self.pages.report_at(at);
-    }
-
-    fn apart(&self) -> Ps {
-        self.longest_step
-    }
-
-    fn tell(&self, outlooks: &[Outlook]) {
-        let outlooks = outlooks.iter();
-        self.pages.tell(outlooks.map(|&Outlook { limit, ahead, acts }| pages::Outlook {
-            limit,
-            ahead,
-            acts,
-        }));
-    }
 }
 
 /// A node's guest in time.

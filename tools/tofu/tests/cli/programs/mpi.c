@@ -1,4 +1,4 @@
-/* A program of MPI, for any MPI library: ranks find each other, their node's ranks, and each other's
+/* A program of MPI, for any MPI library: ranks find each other, their node's ranks, and the others'
  * messages and windows. With an argument, the last rank aborts with it as code. */
 #include <mpi.h>
 #include <stdio.h>
