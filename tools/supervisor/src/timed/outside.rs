@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use tofu_abi::Coords;
 use tofu_abi::topology::NodeId;
@@ -115,6 +116,12 @@ impl Record {
         serde_json::to_writer(&mut self.file, line)?;
         self.file.write_all(b"\n")
     }
+
+    fn input(&mut self, ps: Ps, node: Coords, port: Port, bytes: &[u8]) -> io::Result<()> {
+        let (node, base64) = (node.to_string(), BASE64_STANDARD.encode(bytes));
+        self.line(&Line { ps, node, port, base64 })?;
+        self.file.flush()
+    }
 }
 
 /// The input of all guests.
@@ -186,33 +193,30 @@ impl Outside {
             let room = INPUT.saturating_sub(pending.len());
             pending.extend(entry.bytes.iter().take(room));
         }
-        let replays = replay.is_some();
-        for (number, (guest, (_, node))) in guests.iter_mut().zip(&self.nodes).enumerate() {
-            let Guest { sources: Some(sources), sent, pending } = guest else { continue };
-            for (port, source) in ALL.into_iter().zip(sources) {
-                let index = port as usize;
-                if replays {
-                    // It has been recorded.
-                    let _ = read_some(source, PIECE);
-                    continue;
-                }
-                let taken = self.between.pages.taken(number, index).min(sent[index]);
-                let waits = usize::try_from(sent[index] - taken).unwrap_or(usize::MAX);
-                let bytes = read_some(source, INPUT.saturating_sub(waits).min(PIECE));
-                if bytes.is_empty() {
-                    continue;
-                }
-                sent[index] += bytes.len() as u64;
-                if let Some(file) = record {
-                    let base64 = BASE64_STANDARD.encode(&bytes);
-                    let line = Line { ps: at, node: node.to_string(), port, base64 };
-                    if let Err(error) = file.line(&line).and_then(|()| file.file.flush()) {
-                        log::error!("the record {} ends here: {error}", file.path.display());
-                        *record = None;
-                    }
-                }
-                pending[index].extend(bytes);
+        for (number, port) in ready(guests) {
+            let Guest { sources: Some(sources), sent, pending } = &mut guests[number] else {
+                continue;
+            };
+            let (index, source) = (port as usize, &sources[port as usize]);
+            if replay.is_some() {
+                // It has been recorded.
+                read_some(source, PIECE);
+                continue;
             }
+            let taken = self.between.pages.taken(number, index).min(sent[index]);
+            let waits = usize::try_from(sent[index] - taken).unwrap_or(usize::MAX);
+            let bytes = read_some(source, INPUT.saturating_sub(waits).min(PIECE));
+            if bytes.is_empty() {
+                continue;
+            }
+            sent[index] += bytes.len() as u64;
+            if let Some(file) = record
+                && let Err(error) = file.input(at, self.nodes[number].1, port, &bytes)
+            {
+                log::error!("the record {} ends here: {error}", file.path.display());
+                *record = None;
+            }
+            pending[index].extend(bytes);
         }
         let all = guests.iter().zip(&self.nodes);
         let has_input = all.filter(|(guest, _)| guest.pending.iter().any(|port| !port.is_empty()));
@@ -228,6 +232,23 @@ impl Outside {
             .map(|guest| std::mem::take(&mut guest.pending))
             .unwrap_or_default()
     }
+}
+
+/// The ports whose sources have something, or have ended. It is asked at each boundary, of all at
+/// once.
+fn ready(guests: &[Guest]) -> Vec<(usize, Port)> {
+    let all = guests.iter().enumerate().filter_map(|(n, guest)| Some((n, guest.sources.as_ref()?)));
+    let all =
+        all.flat_map(|(n, sources)| sources.iter().zip(ALL).map(move |(s, port)| (s, n, port)));
+    let all: Vec<_> = all.collect();
+    let mut asked: Vec<_> =
+        all.iter().map(|(source, ..)| PollFd::new(*source, PollFlags::IN)).collect();
+    // Without an answer, they are asked again at the next boundary.
+    if poll(&mut asked, Some(&Timespec::default())).unwrap_or(0) == 0 {
+        return Vec::new();
+    }
+    let ready = all.iter().zip(&asked).filter(|(_, asked)| !asked.revents().is_empty());
+    ready.map(|((_, guest, port), _)| (*guest, *port)).collect()
 }
 
 /// Reads from a source, at most so many bytes. One that has ended has none.
