@@ -186,6 +186,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/signal.rs",
     "kernel/skb.rs",
     "kernel/stats.rs",
+    "kernel/text.rs",
     "kernel/tofu_main.rs",
     "kernel/trace.h",
     "kernel/tx_queue.rs",
