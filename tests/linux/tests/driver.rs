@@ -15,7 +15,7 @@ use tofu_linux_tests::driver::{
     self, LOAD, Nodes, SHAPE, TRACING, checks_its_heap, first_put, image, is_well, learners_driver,
     passed, passes,
 };
-use tofu_linux_tests::{MOMENT, PATIENCE, Running, skip, sorted, wait_for};
+use tofu_linux_tests::{MOMENT, PATIENCE, Place, Running, skip, sorted, wait_for};
 
 /// Longer than the driver takes to find out that the device has changed.
 const UNSEEN: Duration = Duration::from_secs(3);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import json
 import os
 import subprocess
@@ -181,10 +182,10 @@ class Machine:
             while True:
                 while credit and sent < len(input) and not connection.has_input():
                     part = input[sent : sent + min(credit, MOST_INPUT)]
-                    connection.send(_to({"input": base64.b64encode(part).decode()}))
+                    _say(connection, {"input": base64.b64encode(part).decode()})
                     sent, credit = sent + len(part), credit - len(part)
                 if sent == len(input) and not closed:
-                    connection.send(_to("input_end"))
+                    _say(connection, "input_end")
                     closed = True
                 left = float("inf") if deadline is None else deadline - time.monotonic()
                 if left <= 0:
@@ -202,7 +203,7 @@ class Machine:
                     stream, coded = what["output"]
                     part = base64.b64decode(coded)
                     streams[stream] += part
-                    connection.send(_to({"credit": [stream, len(part)]}))
+                    _say(connection, {"credit": [stream, len(part)]})
                 elif "ended" in what:
                     ended = what["ended"]
                     if "not_run" in ended:
@@ -340,8 +341,11 @@ class Machine:
         return table(command_rows(self.trace(**arguments)))
 
 
-def _to(what: Any) -> Dict[str, Any]:
-    return {"request": "to", "what": what}
+def _say(connection: Connection, what: Any) -> None:
+    """Sends something to a program, unless the machine has told that it has ended."""
+    # The machine closes the connection then, and its last messages have still to be read.
+    with contextlib.suppress(NoMachine):
+        connection.send({"request": "to", "what": what})
 
 
 def _port_bytes(connection: Connection, machine: Info) -> Dict[Any, int]:
