@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tofu_image::{Cache, Silent, TCG_ARGUMENTS};
-use tofu_linux_tests::{
-    Image, MOMENT, Place, Running, Typed, interrupt, kill, vfio_selftests, wait_for,
-};
+use tofu_linux_tests::{Image, MOMENT, Place, Running, Typed, kill, vfio_selftests, wait_for};
 
 /// The folder of this workspace.
 fn workspace() -> PathBuf {
