@@ -1,9 +1,8 @@
 //! C programs against the header and the shared library, built as a user would build them.
 
-use std::fs;
 use std::path::Path;
 
-use tofu_c_tests::{Program, exported, text};
+use tofu_c_tests::{Program, builds_as_c99_and_cxx, exported, text};
 
 const NAME: [&str; 1] = ["fujitsu_hwb"];
 
@@ -25,15 +24,7 @@ fn two_cores_meet() {
 #[test]
 fn header_compiles_as_c99_and_cxx() {
     let source = "#include <fujitsu_hwb.h>\nint main(void) { return fhwb_fini(0) >= 0; }\n";
-    let folder = tempfile::tempdir().unwrap();
-    for (compiler, standard, suffix) in [("gcc", "-std=c99", "c"), ("g++", "-std=c++11", "cc")] {
-        let file = folder.path().join(format!("main.{suffix}"));
-        fs::write(&file, source).unwrap();
-        let options = [compiler, standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror"];
-        if let Some(program) = Program::build(&options, &file, &NAME) {
-            program.run(&[], &[]);
-        }
-    }
+    builds_as_c99_and_cxx(source, &NAME);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -40,6 +41,19 @@ pub fn run(command: &mut Command) -> String {
         }
     }
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// A source that uses a header builds as C99 and as C++11, without warnings, and runs.
+pub fn builds_as_c99_and_cxx(source: &str, names: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    for (compiler, standard, suffix) in [("gcc", "-std=c99", "c"), ("g++", "-std=c++11", "cc")] {
+        let file = folder.path().join(format!("main.{suffix}"));
+        fs::write(&file, source).unwrap();
+        let options = [compiler, standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+        if let Some(program) = Program::build(&options, &file, names) {
+            program.run(&[], &[]);
+        }
+    }
 }
 
 /// The names that a shared library exports, whose soname must be its file's name; `None` without

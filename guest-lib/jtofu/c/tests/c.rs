@@ -1,9 +1,8 @@
 //! A C program against the header and the shared library, built as a user would build it.
 
-use std::fs;
 use std::path::Path;
 
-use tofu_c_tests::{Program, exported, text};
+use tofu_c_tests::{Program, builds_as_c99_and_cxx, exported, text};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -59,15 +58,7 @@ fn mpi_extension_tells_places() {
 #[test]
 fn header_compiles_as_c99_and_cxx() {
     let source = "#include <jtofu.h>\nint main(void) { return jtofu_finalize() != -5; }\n";
-    let folder = tempfile::tempdir().unwrap();
-    for (compiler, standard, suffix) in [("gcc", "-std=c99", "c"), ("g++", "-std=c++11", "cc")] {
-        let file = folder.path().join(format!("main.{suffix}"));
-        fs::write(&file, source).unwrap();
-        let options = [compiler, standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror"];
-        if let Some(program) = Program::build(&options, &file, &["jtofu"]) {
-            program.run(&[], &[]);
-        }
-    }
+    builds_as_c99_and_cxx(source, &["jtofu"]);
 }
 
 #[test]
