@@ -27,6 +27,7 @@ mod files;
 mod filter;
 mod policy;
 mod program;
+mod signals;
 mod support;
 mod violation;
 
@@ -113,7 +114,8 @@ impl Sandbox {
     }
 
     /// Gives up the system calls that `role` does not need, for the calling thread. Returns
-    /// whether it did: the kernel may have no filters.
+    /// whether it did: the kernel may have no filters. Signals that are sent to the process are
+    /// blocked on this thread from now on, except for [`Role::Main`].
     ///
     /// # Errors
     /// [`Error::Filter`] if the kernel refuses, as for want of memory.
@@ -126,6 +128,12 @@ impl Sandbox {
             role: role.name(),
             reason: format!("installing the handler of SIGSYS: {error}"),
         })?;
+        if role != Role::Main {
+            signals::leave_to_others().map_err(|error| Error::Filter {
+                role: role.name(),
+                reason: format!("blocking signals: {error}"),
+            })?;
+        }
         for filter in [refused, allowed] {
             seccompiler::apply_filter(filter)
                 .map_err(|error| Error::Filter { role: role.name(), reason: error.to_string() })?;

@@ -134,6 +134,7 @@ fn attempt(what: &str, mut pair: (UnixStream, UnixStream), fd: &EventFd, mut fil
             pair.1.read_exact(&mut [0]).unwrap();
         }
         "kick" => kick(),
+        "Ctrl-C" => ctrl_c(),
         "KVM_RUN" => no_fd(kvm(0x80)),
         "KVM_SIGNAL_MSI" => no_fd(kvm(0xa5)),
         "KVM_SET_USER_MEMORY_REGION" => no_fd(kvm(0x46)),
@@ -175,6 +176,14 @@ fn kick() {
     register_signal_handler(SIGRTMIN(), ignore).unwrap();
     // SAFETY: the thread is this one.
     unsafe { libc::pthread_kill(libc::pthread_self(), SIGRTMIN()) };
+}
+
+/// Gets signals that end a process without a handler, unless they are blocked.
+fn ctrl_c() {
+    for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1] {
+        // SAFETY: the thread is this one.
+        unsafe { libc::pthread_kill(libc::pthread_self(), number) };
+    }
 }
 
 /// Asks if an event can be signalled.
@@ -275,6 +284,19 @@ fn each_role_may_do_its_work() {
     ] {
         survives(task, Path::new("/"));
     }
+}
+
+/// A handler on such a thread would make calls that its role may not.
+#[test]
+fn signals_to_the_process_are_left_to_the_main_thread() {
+    if !filters("signals_to_the_process_are_left_to_the_main_thread") {
+        return;
+    }
+    for role in Role::ALL.into_iter().filter(|role| *role != Role::Main) {
+        survives(&format!("{} Ctrl-C", role.name()), Path::new("/"));
+    }
+    let output = run("main Ctrl-C", Path::new("/"));
+    assert_eq!(output.status.signal(), Some(libc::SIGINT));
 }
 
 /// The run-time library sometimes reads files, and copes with being refused.
