@@ -33,10 +33,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::LONGEST_STEP;
 use crate::words::{self, Words};
+
+/// The time that a guest waits for another without sleeping.
+const SPIN: Duration = Duration::from_micros(5);
 
 /// The most guests of a machine.
 pub const MOST_GUESTS: usize = 64;
@@ -212,6 +215,8 @@ pub struct Page {
     own: usize,
     /// The time that it has reported last.
     reported: u64,
+    /// True if all guests can run at the same time.
+    side_by_side: bool,
 }
 
 impl Page {
@@ -229,7 +234,9 @@ impl Page {
         if own >= guests.len() || guests.len() > MOST_GUESTS {
             return Err(io::Error::other(format!("guest {own} of {}", guests.len())));
         }
-        Ok(Self { machine, guests, own, reported: 0 })
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let side_by_side = guests.len() <= processors;
+        Ok(Self { machine, guests, own, reported: 0, side_by_side })
     }
 
     /// A time of the guest's clock as the machine's.
@@ -263,17 +270,24 @@ impl Page {
     }
 
     /// The time until which a guest that is [there](Page::reach) may run. Waits for others, unless
-    /// it must ask the machine.
+    /// it must ask the machine. If it would run to `end` without a pause, it waits until it may, or
+    /// as long as no other guest waits for it.
     ///
     /// # Errors
     ///
     /// As `is_there` says, which is called occasionally: if the machine has gone.
-    pub fn next(&self, ns: u64, mut is_there: impl FnMut() -> io::Result<()>) -> io::Result<Next> {
-        let (at, own) = (self.to_ps(ns), &self.guests[self.own]);
+    pub fn next(
+        &self,
+        ns: u64,
+        end: u64,
+        mut is_there: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<Next> {
+        let (at, end) = (self.to_ps(ns), self.to_ps(end));
+        let own = &self.guests[self.own];
         let instruction = self.machine.get(INSTRUCTION).max(1);
         let mut began = None;
         let next = loop {
-            match self.bound(at) {
+            match self.bound(at, end) {
                 Bound::Torn => {
                     thread::yield_now();
                     is_there()?;
@@ -287,8 +301,11 @@ impl Page {
                     };
                 }
                 Bound::Behind { guest, acts, bell } => {
+                    let began = *began.get_or_insert_with(Instant::now);
+                    if self.side_by_side && self.spins(guest, bell, began) {
+                        continue;
+                    }
                     if own.get(WANTS) == 0 {
-                        began.get_or_insert_with(Instant::now);
                         own.set(FOR, guest as u64);
                         own.set(WANTS, acts);
                         // Once more, as the other one may have gone on before it could see that.
@@ -311,8 +328,23 @@ impl Page {
         Ok(next)
     }
 
+    /// Waits for the bell of a guest without sleeping, until some time after it began. Returns true
+    /// if it has another number. A guest that runs beside this one needs less time for its step
+    /// than the host needs to wake a thread.
+    fn spins(&self, guest: usize, bell: u32, began: Instant) -> bool {
+        while began.elapsed() < SPIN {
+            for _ in 0..16 {
+                if self.guests[guest].bell(BELL) != bell {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        false
+    }
+
     /// Until when a guest at a time may run, from one state of the machine.
-    fn bound(&self, at: u64) -> Bound {
+    fn bound(&self, at: u64, end: u64) -> Bound {
         let least = at.saturating_add(self.machine.get(QUANTUM));
         let version = self.machine.get(VERSION);
         let mut others = u64::MAX;
@@ -325,8 +357,8 @@ impl Page {
             let ahead = self.machine.get(ahead(guest));
             let reached = self.guests[guest].get(REACHED);
             let until = reached.saturating_add(ahead).max(self.machine.get(acts(guest)));
-            // Less than half of a step is not worth it.
-            let wanted = at.saturating_add(ahead / 2);
+            // Less than half of a step is not worth it. More than a step might never come.
+            let wanted = end.clamp(at.saturating_add(ahead / 2), at.saturating_add(ahead));
             if until < wanted {
                 behind = behind.or(Some(Bound::Behind { guest, acts: wanted, bell }));
             }

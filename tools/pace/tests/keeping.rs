@@ -34,27 +34,27 @@ const fn there() -> io::Result<()> {
 #[test]
 fn guest_runs_until_another_could_have_an_effect() {
     let (_pages, mut guests) = pages(2, &[FREE; 2]);
-    assert_eq!(guests[0].next(0, there).unwrap(), Next::Run(AHEAD / INSTRUCTION));
+    assert_eq!(guests[0].next(0, 0, there).unwrap(), Next::Run(AHEAD / INSTRUCTION));
     guests[1].reach(400);
     let until = (400 * INSTRUCTION + AHEAD) / INSTRUCTION;
-    assert_eq!(guests[0].next(500, there).unwrap(), Next::Run(until));
+    assert_eq!(guests[0].next(500, 500, there).unwrap(), Next::Run(until));
 }
 
 #[test]
 fn guest_asks_where_something_happens() {
     let limited = Outlook { limit: 100_250, ..FREE };
     let (pages, mut guests) = pages(2, &[limited, FREE]);
-    assert_eq!(guests[0].next(0, there).unwrap(), Next::Run(200));
+    assert_eq!(guests[0].next(0, 0, there).unwrap(), Next::Run(200));
     guests[0].reach(200);
-    assert_eq!(guests[0].next(200, there).unwrap(), Next::Ask);
+    assert_eq!(guests[0].next(200, 200, there).unwrap(), Next::Ask);
     pages.tell([FREE; 2].into_iter());
-    assert_eq!(guests[0].next(200, there).unwrap(), Next::Run(AHEAD / INSTRUCTION));
+    assert_eq!(guests[0].next(200, 200, there).unwrap(), Next::Run(AHEAD / INSTRUCTION));
 }
 
 #[test]
 fn guest_alone_makes_its_longest_step() {
     let (_pages, guests) = pages(1, &[FREE]);
-    assert_eq!(guests[0].next(7, there).unwrap(), Next::Run(7 + LONGEST_STEP));
+    assert_eq!(guests[0].next(7, 7, there).unwrap(), Next::Run(7 + LONGEST_STEP));
 }
 
 #[test]
@@ -64,7 +64,9 @@ fn guest_that_waits_is_woken_by_another_or_by_the_machine() {
         let mut second = guests.pop().unwrap();
         thread::scope(|s| {
             let first = &guests[0];
-            let waits = s.spawn(move || first.next(AHEAD / INSTRUCTION, there).unwrap());
+            let waits = s.spawn(move || {
+                first.next(AHEAD / INSTRUCTION, AHEAD / INSTRUCTION, there).unwrap()
+            });
             thread::sleep(Duration::from_millis(20));
             assert!(!waits.is_finished());
             match by_machine {
@@ -82,7 +84,7 @@ fn guest_that_waits_is_woken_by_another_or_by_the_machine() {
 fn guest_that_waits_ends_with_the_machine() {
     let (_pages, guests) = pages(2, &[FREE; 2]);
     let gone = || Err(io::ErrorKind::UnexpectedEof.into());
-    assert!(guests[0].next(AHEAD / INSTRUCTION, gone).is_err());
+    assert!(guests[0].next(AHEAD / INSTRUCTION, AHEAD / INSTRUCTION, gone).is_err());
 }
 
 #[test]
@@ -92,7 +94,7 @@ fn quantum_lets_guests_go_further() {
     let files = pages.files(0).into_iter().map(|file| file.try_clone_to_owned().unwrap());
     let guest = Page::map(0, files.collect()).unwrap();
     let at = AHEAD / INSTRUCTION;
-    assert_eq!(guest.next(at, there).unwrap(), Next::Run(at + 1_000_000 / INSTRUCTION));
+    assert_eq!(guest.next(at, at, there).unwrap(), Next::Run(at + 1_000_000 / INSTRUCTION));
 }
 
 #[test]
@@ -155,9 +157,12 @@ proptest! {
                         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                         at[number].store(ns * INSTRUCTION, SeqCst);
                         guest.reach(ns);
-                        let Next::Run(until) = guest.next(ns, there).unwrap() else {
+                        let end = ns + (random >> 40) % (2 * ahead / INSTRUCTION);
+                        let Next::Run(until) = guest.next(ns, end, there).unwrap() else {
                             panic!("nothing happens")
                         };
+                        // A block that ends within the look-ahead runs.
+                        assert!(until >= end || end > ns + ahead / INSTRUCTION);
                         for other in at.iter().enumerate().filter(|(other, _)| *other != number) {
                             let other = other.1.load(SeqCst);
                             assert!(until * INSTRUCTION <= other.saturating_add(ahead));

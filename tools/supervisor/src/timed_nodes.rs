@@ -157,7 +157,7 @@ mod tests {
         /// Makes a step by the pages, or asks. Returns until when.
         fn step(&mut self, ns: u64) -> u64 {
             self.reach(ns);
-            match self.1.as_ref().unwrap().next(ns, || Ok(())).unwrap() {
+            match self.1.as_ref().unwrap().next(ns, ns, || Ok(())).unwrap() {
                 Next::Run(until) => until,
                 Next::Ask => self.at(ns).unwrap(),
             }

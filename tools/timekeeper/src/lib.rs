@@ -13,6 +13,8 @@
 //! Load it with `-plugin file=libtofutime.so,pace=SOCKET`.
 #![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
+mod blocks;
 mod pace;
 #[allow(unsafe_code)]
 mod qemu;

@@ -84,14 +84,25 @@ impl Pace {
     ///
     /// If the machine ends.
     pub(crate) fn step(&mut self, ns: u64) -> io::Result<Go> {
-        let asks = std::mem::replace(&mut self.asks, false);
-        self.reach(ns)?;
-        if let Some(page) = self.page.as_ref().filter(|_| !asks)
-            && let Next::Run(until_ns) = page.next(ns, || self.is_there())?
-        {
+        if let Next::Run(until_ns) = self.pass(ns, ns)? {
             return Ok(Go { until_ns, ..Go::default() });
         }
+        self.asks = false;
         self.at(ns)
+    }
+
+    /// Says where a guest is, or has passed, that would run to `end` without a pause. Returns how
+    /// far it may, or that it must ask the machine where it is.
+    ///
+    /// # Errors
+    ///
+    /// If the machine ends.
+    pub(crate) fn pass(&mut self, ns: u64, end: u64) -> io::Result<Next> {
+        self.reach(ns)?;
+        match self.page.as_ref().filter(|_| !self.asks) {
+            Some(page) => page.next(ns, end, || self.is_there()),
+            None => Ok(Next::Ask),
+        }
     }
 
     /// Says that the guest has taken bytes of input from a port.

@@ -11,7 +11,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tofu_pace::PORTS;
 use tofu_pace::message::Go;
+use tofu_pace::pages::Next;
 
+use crate::blocks::{self, Board};
 use crate::pace::Pace;
 
 /// Version of the plugin API that this was tried with: that of QEMU 11.1.
@@ -37,6 +39,9 @@ const PORTS_OF_QEMU: [&CStr; PORTS] = [c"console", c"agent"];
 /// it took none.
 const SOON: i64 = 100_000;
 const LATER: i64 = 1_000_000;
+/// The time in nanoseconds after which the count of instructions begins anew at the latest, by a
+/// timer that nothing else would need.
+const RECOUNT: u64 = 100_000;
 
 type ClockGet = unsafe extern "C" fn(c_int) -> i64;
 type TimerInit = unsafe extern "C" fn(
@@ -83,6 +88,10 @@ struct Plugin {
 
 struct State {
     pace: Pace,
+    /// The count of instructions, once there is a processor.
+    board: Option<Board>,
+    /// When the timer is due, unless that has passed.
+    due: u64,
     /// The device, once it exists.
     device: usize,
     read: Option<RegionRead>,
@@ -94,7 +103,7 @@ struct State {
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 
 /// Ends QEMU with a line: a guest that is out of the machine's time is of no use.
-fn end(why: &str) -> ! {
+pub(crate) fn end(why: &str) -> ! {
     eprintln!("libtofutime: {why}");
     process::exit(1)
 }
@@ -104,7 +113,7 @@ fn plugin() -> &'static Plugin {
 }
 
 /// The address of a symbol of QEMU's executable.
-fn symbol(name: &CStr) -> *mut c_void {
+pub(crate) fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: the name ends with a zero; a null handle stands for the executable and its libraries.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if found.is_null() {
@@ -199,11 +208,39 @@ impl Plugin {
         }
     }
 
-    /// Does what an answer says: delivers interrupts, and stops the guest where it must.
-    fn obey(&self, state: &mut State, go: io::Result<Go>) {
-        let until = i64::try_from(self.deliver(state, go)).unwrap_or(i64::MAX);
+    /// Does what an answer says that a guest got at a time: delivers interrupts, and stops the
+    /// guest where it must. One that runs is stopped by the count of its instructions, because a
+    /// timer costs more. The timer is set nevertheless, since a processor may halt unseen, and for
+    /// the count to begin anew.
+    fn obey(&self, state: &mut State, go: io::Result<Go>, now: u64) {
+        let until = self.deliver(state, go);
+        // SAFETY: QEMU's function. The big lock is held, as in `deliver`.
+        let idle = unsafe { (self.idle)() };
+        match &mut state.board {
+            Some(board) if !idle => {
+                board.count(now, until);
+                // Setting it stops the processor for a while.
+                if state.due <= now || state.due < until {
+                    self.tick_at(state, until.max(now.saturating_add(RECOUNT)));
+                }
+            }
+            _ => self.stop_at(state, until),
+        }
+    }
+
+    /// Stops the guest at a time, exactly, whether it runs or sleeps.
+    fn stop_at(&self, state: &mut State, ns: u64) {
+        if let Some(board) = &mut state.board {
+            board.rest();
+        }
+        self.tick_at(state, ns);
+    }
+
+    fn tick_at(&self, state: &mut State, ns: u64) {
+        state.due = ns;
+        let ns = i64::try_from(ns).unwrap_or(i64::MAX);
         // SAFETY: the timer was initialised when the processor was, and never moves.
-        unsafe { (self.timer_mod)(self.timer as *mut c_void, until) };
+        unsafe { (self.timer_mod)(self.timer as *mut c_void, ns) };
     }
 
     /// Tells the machine the time before an access, and waits until it has got there.
@@ -216,8 +253,46 @@ impl Plugin {
     /// Tells the machine the time, and waits until it has got there.
     fn meet(&self) {
         let mut state = self.state();
-        let go = state.pace.at(self.now());
-        self.obey(&mut state, go);
+        let now = self.now();
+        let go = state.pace.at(now);
+        self.obey(&mut state, go, now);
+    }
+}
+
+/// Called before a block of instructions that would take the guest farther than it may go. Returns
+/// true if it must not run yet: the guest is then stopped by the timer.
+pub(crate) fn before_block() -> bool {
+    let plugin = plugin();
+    let mut state = plugin.state();
+    let State { pace, board: Some(board), .. } = &mut *state else { return false };
+    let (passed, end_ns) = (board.passed(), board.end());
+    match pace.pass(passed, end_ns) {
+        Ok(Next::Run(until)) if until >= end_ns => {
+            board.extend(until);
+            false
+        }
+        Ok(next) => {
+            let at = if let Next::Run(until) = next { until } else { passed };
+            plugin.stop_at(&mut state, at);
+            true
+        }
+        Err(error) => end(&format!("the machine is gone: {error}")),
+    }
+}
+
+/// Called before the processor halts, after which QEMU goes to its next timer.
+pub(crate) fn before_halt() {
+    let plugin = plugin();
+    let mut state = plugin.state();
+    if let Some(until) = state.board.as_ref().and_then(Board::until) {
+        plugin.stop_at(&mut state, until);
+    }
+}
+
+/// Called when the processor has taken an exception, perhaps in the last instruction of a block.
+pub(crate) fn after_exception() {
+    if let Some(board) = &mut plugin().state().board {
+        board.doubt();
     }
 }
 
@@ -228,14 +303,15 @@ unsafe extern "C" fn tick(_: *mut c_void) {
     let (idle, next) = unsafe { ((plugin.idle)(), (plugin.deadline)(CLOCK_VIRTUAL, ALL_TIMERS)) };
     let mut state = plugin.state();
     let now = plugin.now();
+    state.due = 0;
     if !idle || next == 0 {
         let go = state.pace.step(now);
-        return plugin.obey(&mut state, go);
+        return plugin.obey(&mut state, go, now);
     }
     // Without a timer there is no next time, which is negative.
     let until = u64::try_from(next).map_or(u64::MAX, |next| now.saturating_add(next));
     let go = state.pace.asleep(now, until);
-    plugin.obey(&mut state, go);
+    plugin.obey(&mut state, go, now);
 }
 
 /// Called when the guest may take more input.
@@ -306,7 +382,9 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
         table[REGION_WRITE] = region_write as *mut c_void;
     }
     let go = state.pace.begin();
-    plugin.obey(&mut state, go);
+    state.board = Some(blocks::board());
+    let until = plugin.deliver(&mut state, go);
+    plugin.stop_at(&mut state, until);
 }
 
 /// Memory for a timer, which is never freed.
@@ -348,7 +426,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     };
     let pace = pace.unwrap_or_else(|error| end(&error));
     let input = Default::default();
-    let state = State { pace, device: 0, read: None, write: None, input };
+    let state = State { pace, board: None, due: 0, device: 0, read: None, write: None, input };
     // SAFETY: QEMU's functions by their names, with the signatures of version 11.1.
     let (plugin, register) = unsafe {
         use std::mem::transmute;
@@ -376,5 +454,6 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     }
     // SAFETY: QEMU's function; the callback lives as long as the plugin, which is never unloaded.
     unsafe { register(id, vcpu_init, null_mut()) };
+    blocks::register(id);
     0
 }
