@@ -189,8 +189,8 @@ fn nodes_in_modelled_time_measure_the_machine() {
         ["pingpong", "shape=2x1x1x1x1x1", "nodes=2", "wait=poll", "count=100", "max=8"];
     let Some(place) = Place::new(TEST, Image::Default) else { return };
     let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", "2x1x1x1x1x1"];
-    let time = ["--time", "modelled", "--ns-per-instruction", "0.3"];
-    let up = [&["up", "--linux", "--detach"][..], &image, &time].concat();
+    let up = ["up", "--linux", "--detach", "--time", "modelled"];
+    let up = [&up[..], &image].concat();
     let record = place.file("input.jsonl");
     place.run_for(&[&up[..], &["--record", &record]].concat(), Duration::from_secs(400), b"").ok();
     let talk = [&["exec", "--all", "--"], &TALK[..], &["json=1"]].concat();
@@ -207,13 +207,13 @@ fn nodes_in_modelled_time_measure_the_machine() {
     let [bytes, min, p50, p99] = ["bytes", "min_us", "p50_us", "p99_us"]
         .map(|of| row[of].as_f64().unwrap_or_else(|| panic!("{table}")));
     eprintln!("{row}");
-    // Hardware takes 0.49 us of it. The rest is 0.3 ns for each instruction of the guests. A round
-    // in a hundred has a timer's interrupt, and one may look at memory once more than another.
-    assert!(bytes == 8.0 && (0.7..2.0).contains(&p50), "{row}");
-    assert!(p50 - min < 0.1 && p99 - p50 < 0.5, "{row}");
+    // Hardware takes 0.49 us of it. The rest is 1 ns for each instruction of the guests. A round in
+    // a hundred has a timer's interrupt, and one may look at memory once more than another.
+    assert!(bytes == 8.0 && (1.0..3.0).contains(&p50), "{row}");
+    assert!(p50 - min < 0.1 && p99 - p50 < 2.0, "{row}");
     let time = place.run(&["time", "--json"]).json();
     assert_eq!(time["time"]["late"], 0, "{time}");
-    assert_eq!(time["time"]["ns_per_instruction"], 0.3, "{time}");
+    assert_eq!(time["time"]["ns_per_instruction"], 1.0, "{time}");
     let guests = time["time"]["guests"].as_array().unwrap();
     assert!(guests.iter().all(|guest| guest["accesses"].as_u64().unwrap() > 100), "{time}");
     for (command, why) in [
