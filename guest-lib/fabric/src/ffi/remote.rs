@@ -41,6 +41,27 @@ pub(super) fn start(
     shared.try_with(|core| core.remote(remote))
 }
 
+/// Begins an operation with the endpoint's flags, if its memory is not too many pieces.
+///
+/// # Safety
+///
+/// As for [`run`].
+unsafe fn begin(
+    ep: *mut Fid,
+    memory: Option<ProgramMemory>,
+    region: Region,
+    context: usize,
+    action: impl FnOnce(ProgramMemory) -> Action<ProgramMemory>,
+) -> isize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        run(ep, |shared| match memory {
+            Some(memory) => start(shared, region, action(memory), (shared.send_flags, context)),
+            None => abi::INVALID as isize,
+        })
+    }
+}
+
 fn start_inject(
     shared: &Shared,
     memory: ProgramMemory,
@@ -64,12 +85,7 @@ unsafe extern "C" fn read(
     context: usize,
 ) -> isize {
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let action = Action::Read(one(buf, len));
-            start(shared, (address, place, key), action, (shared.send_flags, context))
-        })
-    }
+    unsafe { begin(ep, Some(one(buf, len)), (address, place, key), context, Action::Read) }
 }
 
 unsafe extern "C" fn readv(
@@ -83,13 +99,7 @@ unsafe extern "C" fn readv(
     context: usize,
 ) -> isize {
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
-            let (action, flags) = (Action::Read(memory), shared.send_flags);
-            start(shared, (address, place, key), action, (flags, context))
-        })
-    }
+    unsafe { begin(ep, several(iov, count), (address, place, key), context, Action::Read) }
 }
 
 /// The memory and the region of an operation, or `None` if they are too many.
@@ -128,13 +138,9 @@ unsafe extern "C" fn write(
     key: u64,
     context: usize,
 ) -> isize {
+    let action = |memory| Action::Write(memory, None);
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let action = Action::Write(one(buf, len), None);
-            start(shared, (address, place, key), action, (shared.send_flags, context))
-        })
-    }
+    unsafe { begin(ep, Some(one(buf, len)), (address, place, key), context, action) }
 }
 
 unsafe extern "C" fn writev(
@@ -147,14 +153,9 @@ unsafe extern "C" fn writev(
     key: u64,
     context: usize,
 ) -> isize {
+    let action = |memory| Action::Write(memory, None);
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
-            let (action, flags) = (Action::Write(memory, None), shared.send_flags);
-            start(shared, (address, place, key), action, (flags, context))
-        })
-    }
+    unsafe { begin(ep, several(iov, count), (address, place, key), context, action) }
 }
 
 unsafe extern "C" fn writemsg(ep: *mut Fid, msg: *const MsgRma, flags: u64) -> isize {
@@ -193,13 +194,9 @@ unsafe extern "C" fn writedata(
     key: u64,
     context: usize,
 ) -> isize {
+    let action = |memory| Action::Write(memory, Some(data));
     // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let action = Action::Write(one(buf, len), Some(data));
-            start(shared, (address, place, key), action, (shared.send_flags, context))
-        })
-    }
+    unsafe { begin(ep, Some(one(buf, len)), (address, place, key), context, action) }
 }
 
 unsafe extern "C" fn injectdata(
