@@ -51,6 +51,9 @@ pub enum Request {
     Pause { node: u32 },
     /// Lets a node's processors continue.
     Resume { node: u32 },
+    /// Lets time go on that stands still in a machine in modelled time, until it gets to another
+    /// time in picoseconds if there is one. Virtual machines must be continued after that.
+    GoOn { until: Option<u64> },
     /// Asks whether there is a gateway. Answered by [`Reply::Done`].
     Gateway,
     /// Opens a TCP connection to a node through the gateway. Answered by [`Reply::Done`]; from then
@@ -426,18 +429,33 @@ pub struct TimeInfo {
     pub late_most_ns: u64,
     /// Of each guest.
     pub guests: Vec<GuestTimeInfo>,
+    /// Where time stands still, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stands: Option<StandsInfo>,
+}
+
+/// Where modelled time stands still.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandsInfo {
+    /// In picoseconds since guests began.
+    pub ps: u64,
+    /// The same in words, and why.
+    pub text: String,
 }
 
 impl TimeInfo {
     /// Describes it in one line.
     pub fn summary(&self) -> String {
-        let Self { modelled_ns, ns_per_instruction, late, late_most_ns, .. } = self;
+        let Self { modelled_ns, ns_per_instruction, late, late_most_ns, stands, .. } = self;
         let late = match late {
             0 => "nothing was late".to_owned(),
             count => format!("{count} events were late, by up to {late_most_ns} ns"),
         };
         let seconds = *modelled_ns as f64 / 1e9;
-        format!("modelled time {seconds:.6} s, {ns_per_instruction} ns an instruction; {late}")
+        let stands = if stands.is_some() { "; it stands still" } else { "" };
+        format!(
+            "modelled time {seconds:.6} s, {ns_per_instruction} ns an instruction; {late}{stands}"
+        )
     }
 }
 
@@ -456,6 +474,9 @@ pub struct GuestTimeInfo {
     pub steps: u64,
     /// Its accesses to the device.
     pub accesses: u64,
+    /// The commands that its device has started.
+    #[serde(default)]
+    pub commands: u64,
 }
 
 /// A shard of a machine as `tofu ps` shows it.
@@ -811,6 +832,10 @@ pub enum EventKind {
     Faults { faults: Option<String> },
     /// A job waits for nodes, has taken these, or has ended.
     Job { job: u32, state: JobState, command: String, nodes: Vec<u32> },
+    /// Time stands still in a machine in modelled time, here and for this reason.
+    TimeStands { ps: u64, text: String },
+    /// It goes on.
+    TimeGoesOn,
     /// The machine ends.
     Down,
 }

@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -110,7 +112,7 @@ impl Machine {
         match there.len() {
             0 => {
                 let (own, name) = Own::start(spec, wanted, (arch.unwrap_or_default(), mpi))?;
-                match own.wait(control)? {
+                match own.wait(&name, control)? {
                     Ok(own) => {
                         let found = find_machine(Some(&name))?;
                         Self::running(found, arch, Some(own)).map(Found::machine)
@@ -194,11 +196,21 @@ impl Machine {
     /// Tells the user what modelled time has passed, if the machine was started for this run and
     /// keeps that.
     pub(crate) fn tell_time(&self) {
+        if self.stands() {
+            // It has been told.
+            return;
+        }
         let Some(own) = self.own.as_ref().filter(|own| own.talks) else { return };
         if let Some(time) = info(&self.control).ok().and_then(|info| info.time) {
             let host = own.started.elapsed().as_secs_f64();
             tofu_ui::tell!("tofu: {}; the host took {host:.1} s", time.summary());
         }
+    }
+
+    /// Returns whether the machine was started for this run, and has ended because its time stands
+    /// still.
+    pub(crate) fn stands(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.stands.load(SeqCst))
     }
 
     /// Ends the machine if it was started for this run.
@@ -256,6 +268,8 @@ struct Own {
     started: Instant,
     /// True if progress is printed for the user.
     talks: bool,
+    /// True once modelled time stands still, where it was to stop. The process has ended then.
+    stands: Arc<AtomicBool>,
 }
 
 impl Own {
@@ -319,21 +333,38 @@ impl Own {
         if !spec.json {
             tofu_ui::tell!("tofu: starting a machine {shape} of Linux nodes for this run");
         }
-        Ok((Self { child, started: Instant::now(), talks: !spec.json }, name))
+        let (started, stands) = (Instant::now(), Arc::default());
+        Ok((Self { child, started, talks: !spec.json, stands }, name))
     }
 
     /// Waits until all nodes are ready. Returns an exit code if that fails.
-    fn wait(mut self, control: &Control) -> anyhow::Result<Result<Self, u8>> {
+    fn wait(mut self, name: &MachineName, control: &Control) -> anyhow::Result<Result<Self, u8>> {
         let stdout = self.child.stdout.take().context("no pipe")?;
         let (sender, lines) = std::sync::mpsc::channel();
         let mut output = BufReader::new(stdout);
         let reader = thread::Builder::new().name("machine".into());
+        let (stands, process) = (Arc::clone(&self.stands), Pid::from_child(&self.child));
+        let name = name.clone();
         let reading = reader.spawn(move || {
             let mut line = String::new();
             while let Ok(1..) = (&mut output).take(1 << 16).read_line(&mut line) {
-                if sender.send(std::mem::take(&mut line)).is_err() {
-                    break;
+                let event: Value = serde_json::from_str(&line).unwrap_or_default();
+                line.clear();
+                if event["event"] == "stands" {
+                    // Nothing more comes of it.
+                    stands.store(true, SeqCst);
+                    let text = event["text"].as_str().unwrap_or_default();
+                    tofu_ui::tell!("tofu: {text}; the run ends here (--until)");
+                    let found = find_machine(Some(&name)).ok();
+                    let time = found.and_then(|(_, control)| info(&control).ok()?.time);
+                    if let Some(time) = time {
+                        tofu_ui::tell!("tofu: {}", time.summary());
+                    }
+                    // It may have ended by itself.
+                    let _ = kill_process(process, Signal::TERM);
                 }
+                // There is a receiver until it is ready.
+                let _ = sender.send(event);
             }
             // Later output is ignored, but must be read.
             let _ = std::io::copy(&mut output, &mut std::io::sink());
@@ -345,9 +376,9 @@ impl Own {
                 return Ok(Err(exit::of_signal(signal)));
             }
             match lines.recv_timeout(Duration::from_millis(50)) {
-                Ok(line) => {
-                    let event: Value = serde_json::from_str(&line).unwrap_or_default();
-                    if event["event"] == "ready" {
+                Ok(event) => {
+                    // One whose time stands still before that ends.
+                    if event["event"] == "ready" && !self.stands.load(SeqCst) {
                         if self.talks {
                             let seconds = self.started.elapsed().as_secs_f64();
                             tofu_ui::tell!("tofu: ready after {seconds:.1} s");
@@ -358,6 +389,10 @@ impl Own {
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
                 // The process has reported the reason on standard error.
                 Err(_) => {
+                    if self.stands.load(SeqCst) {
+                        self.end()?;
+                        return Ok(Err(exit::UNTIL));
+                    }
                     let code = self.child.wait()?.code().and_then(|code| u8::try_from(code).ok());
                     return Ok(Err(code.filter(|code| *code != 0).unwrap_or(exit::BAD_INPUT)));
                 }

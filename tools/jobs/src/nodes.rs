@@ -140,8 +140,9 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         Err(error) => preparing.stopped(error),
     };
     machine.tell_time();
+    let stands = machine.stands();
     let ended = machine.end();
-    let code = result?;
+    let code = if stands { exit::UNTIL } else { result? };
     ended?;
     Ok(code)
 }

@@ -11,7 +11,7 @@ use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
 use tofu_spec::choices;
 use tofu_spec::units::{
-    Driver, ImageName, InstructionTime, Interconnect, LinkMode, Quantum, Time, Timeout,
+    Driver, ImageName, InstructionTime, Interconnect, LinkMode, Quantum, Time, Timeout, Until,
 };
 
 /// The prefix of uTofu's settings.
@@ -32,12 +32,14 @@ pub struct JobTime {
     pub record: Option<PathBuf>,
     /// The record from which guests have their input.
     pub replay: Option<PathBuf>,
+    /// Where modelled time stops.
+    pub until: Option<Until>,
 }
 
 impl JobTime {
     /// Returns the options of `tofu up` for it.
     pub(crate) fn options(&self) -> Vec<String> {
-        let Self { clock, ns_per_instruction, quantum, seed, record, replay } = self;
+        let Self { clock, ns_per_instruction, quantum, seed, record, replay, until } = self;
         let file = |option, path: &PathBuf| format!("{option}={}", path.display());
         let options = [
             clock.map(|clock| format!("--time={}", clock.name())),
@@ -46,6 +48,7 @@ impl JobTime {
             seed.map(|seed| format!("--seed={seed}")),
             record.as_ref().map(|path| file("--record", path)),
             replay.as_ref().map(|path| file("--replay", path)),
+            until.map(|until| format!("--until={until}")),
         ];
         options.into_iter().flatten().collect()
     }

@@ -14,7 +14,7 @@ use tofu_supervisor::agent::{Agent, CloneStart};
 use tofu_supervisor::console::Console;
 use tofu_supervisor::event::{Event, EventSender};
 use tofu_supervisor::node::{AgentNode, NodeStatus};
-use tofu_sync::{lock, wait};
+use tofu_sync::{lock, wait, wait_timeout};
 
 use crate::monitor::{End, Killer, Monitor, MonitorKind, NotReady, Running};
 use crate::qemu::{self, Boot};
@@ -188,7 +188,12 @@ impl LinuxNode {
                 Phase::Ready => return Ok(()),
                 Phase::Off if !state.start => return Err(state.why.clone()),
                 _ if state.stop => return Err("stopped".into()),
-                _ => state = wait(&self.changed, state),
+                // A guest whose time stands still can be looked at, and be ready later.
+                _ => match &self.setup.time {
+                    Some(time) if time.machine.stands() => return Ok(()),
+                    Some(_) => state = wait_timeout(&self.changed, state, OFTEN),
+                    None => state = wait(&self.changed, state),
+                },
             }
         }
     }

@@ -11,7 +11,7 @@ pub mod pages;
 mod words;
 
 /// Version of the protocol.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The longest step of a guest, in nanoseconds of its clock.
 pub const LONGEST_STEP: u64 = 100_000;
 /// The streams by which a guest has input from outside: its console, and the port of its agent.

@@ -91,7 +91,8 @@ impl Message {
 /// The machine's answer.
 #[derive(Debug, Default)]
 pub struct Go {
-    /// The time until which the guest may run, in nanoseconds of its clock.
+    /// The time until which the guest may run, in nanoseconds of its clock. If that is where it is,
+    /// time stands still: the guest stops there, and asks again when it is continued.
     pub until_ns: u64,
     /// The guest's number among the pages. It is in the first answer, and 0 later.
     pub guest: u32,

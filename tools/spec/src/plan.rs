@@ -17,7 +17,7 @@ use tofu_netboot::Fault;
 use crate::guest::Guest;
 use crate::units::{
     ArmCpu, BootFrom, Cpus, Doorbell, Driver, Engines, ImageName, InstructionTime, Interconnect,
-    IpNumber, MemorySize, MetricsAddress, Mtu, Net, Quantum, ShardOf, TapWhen, Timeout, Vmm,
+    IpNumber, MemorySize, MetricsAddress, Mtu, Net, Quantum, ShardOf, TapWhen, Timeout, Until, Vmm,
 };
 
 pub use error::PlanError;
@@ -110,6 +110,8 @@ pub struct TimePlan {
     pub instruction: InstructionTime,
     /// The number that chooses when each guest begins; `None` if all do at once.
     pub seed: Option<u32>,
+    /// Where it stops.
+    pub until: Option<Until>,
 }
 
 /// A record of what comes to guests in modelled time from outside, and when.

@@ -15,7 +15,7 @@ use crate::read::{at, coords, port, shape, text};
 use crate::units::{
     ArmCpu, BootFault, BootFrom, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName,
     InstructionTime, Interconnect, IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Net,
-    Quantum, TapWhen, Time, Timeout, Vmm,
+    Quantum, TapWhen, Time, Timeout, Until, Vmm,
 };
 
 /// A specification of a machine. `None` leaves a setting to a specification below this one
@@ -50,6 +50,8 @@ pub struct MachineSpec {
     pub record: Option<PathBuf>,
     /// The record from which they have their input.
     pub replay: Option<PathBuf>,
+    /// Where modelled time stops.
+    pub until: Option<Until>,
     /// True if a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: Option<bool>,
     /// The guest program of each node.
@@ -355,7 +357,7 @@ fields! {
     MachineSpec {
         shape: Machine, io_nodes: Machine, generation: Machine, links: Machine,
         time: Machine, quantum: Machine, ns_per_instruction: Machine, seed: Machine,
-        record: Linux, replay: Linux,
+        record: Linux, replay: Linux, until: Linux,
         fail_with_guest: Guests, guest: Guests, memory: Guests, args: Guests, doorbell: Machine,
         timeout: Guests, engines: Machine, metrics: Machine, linux: Guests, cpus: Linux,
         append: Linux, image: Linux, driver: Linux, arch: Linux, cpu: Linux, boot: Guests,

@@ -392,6 +392,74 @@ impl fmt::Display for InstructionTime {
     }
 }
 
+/// Where the time of a machine in modelled time stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// At a time, in picoseconds.
+    Time(u64),
+    /// Once a node has started a command.
+    Command {
+        /// The number of the node.
+        node: u32,
+        /// The number of the command, counted from 1.
+        number: u64,
+    },
+}
+
+/// A modelled time in milliseconds, as far as there are digits.
+pub fn milliseconds(ps: u64) -> String {
+    let text = format!("{}.{:09}", ps / 1_000_000_000, ps % 1_000_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+impl Until {
+    pub(crate) const ALLOWED: &str = "a modelled time of up to 100 days, such as 250ms, 1.5s or \
+                                      812345.4us, or a command, such as 'node 3 command 1234'";
+    const MOST: u64 = 100 * 24 * 3600 * 1_000_000_000_000;
+
+    /// Picoseconds of a number with a unit. No digit is lost.
+    fn time(text: &str) -> Option<u64> {
+        let units = [("ps", 0), ("ns", 3), ("us", 6), ("ms", 9), ("s", 12)];
+        let (number, digits) =
+            units.iter().find_map(|(unit, digits)| Some((text.strip_suffix(unit)?, *digits)))?;
+        let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let part = part.trim_end_matches('0');
+        if !is_number(whole) || part.len() > digits || !is_number(&format!("0{part}")) {
+            return None;
+        }
+        let whole = whole.parse::<u64>().ok()?.checked_mul(10u64.pow(digits as u32))?;
+        let part = format!("{part:0<digits$}");
+        let part = if digits == 0 { 0 } else { part.parse().ok()? };
+        whole.checked_add(part).filter(|ps| (1..=Self::MOST).contains(ps))
+    }
+
+    fn command(text: &str) -> Option<Self> {
+        let words: Vec<_> = text.split_ascii_whitespace().collect();
+        let ["node", node, "command", number] = words[..] else { return None };
+        let number = number.parse().ok().filter(|number| *number > 0)?;
+        Some(Self::Command { node: node.parse().ok()?, number })
+    }
+}
+
+impl FromStr for Until {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let time = Self::time(text).map(Self::Time);
+        time.or_else(|| Self::command(text)).ok_or(Self::ALLOWED)
+    }
+}
+
+impl fmt::Display for Until {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Time(ps) => write!(f, "{}ms", milliseconds(*ps)),
+            Self::Command { node, number } => write!(f, "node {node} command {number}"),
+        }
+    }
+}
+
 choices! {
     /// The owner of the device in Linux nodes.
     Driver, Auto, "\"tofu\", \"vfio\" or \"auto\"":
@@ -617,12 +685,66 @@ in_files! {
     Quantum: i64,
     Time: String,
     Timeout: TextOrSeconds,
+    Until: String,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn ends_of_modelled_time() {
+        for (text, ps) in [
+            ("250ms", 250_000_000_000),
+            ("1.5s", 1_500_000_000_000),
+            ("812345.4us", 812_345_400_000),
+            ("0.001ns", 1),
+            ("7ps", 7),
+            ("1.10s", 1_100_000_000_000),
+            ("8640000s", 8_640_000_000_000_000_000),
+        ] {
+            let until = Until::Time(ps);
+            assert_eq!(text.parse(), Ok(until), "{text}");
+            assert_eq!(until.to_string().parse(), Ok(until), "{until}");
+        }
+        let command = Until::Command { node: 3, number: 1234 };
+        assert_eq!("node 3 command 1234".parse(), Ok(command));
+        assert_eq!(command.to_string().parse(), Ok(command));
+        for text in [
+            "",
+            "1",
+            "s",
+            "0s",
+            "-1s",
+            "+1s",
+            "1.s.s",
+            ".5s",
+            "1,5s",
+            "1 s",
+            "0.5ps",
+            "0.0001ns",
+            "8640001s",
+            "99999999999999999999s",
+            "node 3",
+            "node 3 command 0",
+            "node -1 command 1",
+            "node 3 command 1 2",
+            "command 1",
+            "node 3 commands 1",
+            "1e3s",
+            "1.+5s",
+        ] {
+            assert_eq!(text.parse::<Until>(), Err(Until::ALLOWED), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn milliseconds_lose_no_digit(ps in 1..1u64 << 60) {
+            prop_assert_eq!(format!("{}ms", milliseconds(ps)).parse(), Ok(Until::Time(ps)));
+        }
+    }
 
     #[test]
     fn memory_sizes() {

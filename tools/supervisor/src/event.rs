@@ -1,5 +1,6 @@
 //! The events of a running machine.
 
+use tofu_control::protocol::StandsInfo;
 use tofu_fabric::{NodeId, ShardId};
 use tofu_netboot::wire::FileRole;
 use tofu_sync::queue::{self, Item, Receiver, Sender, WhenFull};
@@ -28,6 +29,8 @@ pub enum Event {
     Started,
     /// A Linux node's virtual machine has ended, for this reason. It may come back.
     Died(NodeId, String),
+    /// Time stands still in a machine in modelled time.
+    TimeStands(StandsInfo),
     /// `tofu down` wants the machine to end.
     Down,
     /// Another shard of the machine has gone, for this reason.

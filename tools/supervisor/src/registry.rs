@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
-use tofu_control::protocol::{EventInfo, EventKind, JobInfo, NodeKind};
+use tofu_control::protocol::{EventInfo, EventKind, JobInfo, NodeKind, StandsInfo};
 use tofu_fabric::{NodeId, ShardId, Shards};
 use tofu_gateway::{Connector, LinkStats};
 use tofu_machine::{AnyNetwork, AnyNode, LinkFailed};
@@ -460,6 +460,9 @@ impl Registry {
             Event::Died(node, why) => {
                 self.goes_on(*node);
                 (Some(*node), EventKind::Died { why: printable(why) })
+            }
+            Event::TimeStands(StandsInfo { ps, text }) => {
+                (None, EventKind::TimeStands { ps: *ps, text: text.clone() })
             }
             Event::Down | Event::Signal(_) => {
                 self.publish(None, EventKind::Down);

@@ -220,6 +220,10 @@ impl Backend for Machines {
         let doorbells = doorbells(plan.doorbell, guests, cores, engines);
         let confinement = &self.confinement;
         let machine = self.build(plan, doorbells, engines)?;
+        if let AnyMachine::Timed(timed) = &machine {
+            let events = events.clone();
+            timed.on_stand(move |stands| events.send(Event::TimeStands(stands)));
+        }
         let captures = self.start_captures(&machine, plan)?;
         let guests = hypervisor.map(|hypervisor| {
             Arc::new(Guests {
@@ -336,6 +340,9 @@ impl Machines {
         for node in registry.iter().flat_map(|registry| registry.linux()) {
             let linux = plan.linux().find(|(id, _)| *id == node.id());
             if let Some((linux, guest)) = linux.and_then(|(_, l)| Some((l, l.guest.as_ref()?))) {
+                if node.status().state != "ready" {
+                    bail!("--until: time stands still before the nodes can run their programs");
+                }
                 programs::start(node, guest, &linux.args, events)?;
             }
         }

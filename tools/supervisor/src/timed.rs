@@ -8,6 +8,7 @@ mod between;
 mod network;
 pub mod outside;
 pub(crate) mod pace;
+pub(crate) mod until;
 
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -16,6 +17,7 @@ use std::thread;
 use anyhow::Context;
 use tofu_abi::topology::{NodeId, Shape};
 use tofu_abi::{Coords, Generation};
+use tofu_control::protocol::StandsInfo;
 use tofu_fabric::Fabric;
 use tofu_machine::{AnyNetwork, Interconnect};
 use tofu_netmodel::Arbiter;
@@ -32,12 +34,13 @@ use crate::timed::between::Between;
 use crate::timed::network::TimedNetwork;
 use crate::timed::outside::{InputFile, Outside};
 use crate::timed::pace::{Pace, Paces, Pending};
+use crate::timed::until::Stop;
 
 /// A machine in modelled time.
 pub struct TimedMachine {
     network: Arc<TimedNetwork>,
     memories: Vec<Arc<ClientMemory>>,
-    paces: Paces,
+    paces: Arc<Paces>,
 }
 
 impl TimedMachine {
@@ -82,24 +85,28 @@ impl TimedMachine {
         let between =
             Arc::new(Between { pages, longest_step: LONGEST_STEP.saturating_mul(instruction) });
         let turns = Turns::start_away(&engine, guests, Arc::clone(&between) as _);
+        let ahead = engine.longest_lookahead().max(quantum).saturating_add(instruction);
+        let stop = Stop::new(&engine, turns.first(), time.until, ahead);
         let turns = guests.iter().zip(turns);
+        let paces = Arc::new(Paces {
+            guests: Mutex::new(guests.iter().map(|_| None).collect()),
+            pending,
+            between: Arc::clone(&between),
+            quantum,
+            instruction,
+            seed: time.seed,
+            outside: OnceLock::new(),
+            stop,
+        });
         let network = TimedNetwork {
             interconnect: Interconnect::Tofu(generation),
             fabric: Arc::new(Fabric::new(shape)),
             functions,
             engine,
             guests: turns.map(|(node, turn)| Arc::new(Pace::new(*node, turn))).collect(),
-            between: Arc::clone(&between),
-            instruction,
-        };
-        let paces = Paces {
-            guests: Mutex::new(guests.iter().map(|_| None).collect()),
-            pending,
             between,
-            quantum,
             instruction,
-            seed: time.seed,
-            outside: OnceLock::new(),
+            paces: Arc::clone(&paces),
         };
         Ok(Arc::new(Self { network: Arc::new(network), memories, paces }))
     }
@@ -127,6 +134,16 @@ impl TimedMachine {
             engine.let_in(outside::PERIOD, Box::new(move |at| outside.take(at)));
         }
         Ok(())
+    }
+
+    /// Has somebody hear when time stands still, as the plan says.
+    pub fn on_stand(&self, hears: impl Fn(StandsInfo) + Send + Sync + 'static) {
+        self.paces.stop.tell(Box::new(hears));
+    }
+
+    /// True if time stands still.
+    pub fn stands(&self) -> bool {
+        self.network.stands().is_some()
     }
 
     /// Takes the sources of the input of a node's guest, its console's and its agent's, before its

@@ -284,6 +284,49 @@ mod tests {
     }
 
     #[test]
+    fn time_stands_still_until_it_is_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let until = Some("2000.5ns".parse().unwrap());
+        let nodes = serve(folder.path(), TimePlan { until, ..TimePlan::default() });
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hears = Arc::clone(&heard);
+        nodes.machine.on_stand(move |stands| hears.lock().unwrap().push(stands.text));
+        let [first, second] = nodes.sockets() else { panic!("two nodes") };
+        let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+        assert_eq!((a.begin(), b.begin()), (Some(2000), Some(2000)));
+        b.tell([ASLEEP, 0], [1500, 9000]);
+        // The last access is at the last instruction.
+        a.reach(2000);
+        a.say(ACCESS, 0, 2000);
+        assert_eq!(a.hear(), Some(2000));
+        assert!(!nodes.machine.stands());
+        // Both stop where they are, and a debugger that has one continue changes nothing.
+        assert_eq!((a.at(2000), b.hear()), (Some(2000), Some(1500)));
+        assert_eq!(a.at(2000), Some(2000));
+        let network = nodes.machine.network();
+        assert_eq!(network.passed().unwrap().stands.unwrap().at, 2_000_500);
+        assert_eq!(*heard.lock().unwrap(), ["modelled time stands still at 0.0020005 ms"]);
+        assert_eq!(network.go_on(Some(2_000_500)).unwrap_err(), "its time is 0.0020005 ms already");
+        // It goes on as if nothing had been.
+        network.go_on(Some(9_000_000)).unwrap();
+        assert_eq!(network.go_on(None).unwrap_err(), "its time does not stand still");
+        a.say(AT, 0, 2000);
+        b.tell([ASLEEP, 0], [1500, 9000]);
+        assert_eq!(a.hear(), Some(2001));
+        assert_eq!(a.step(2001), 9000);
+        a.say(AT, 0, 9000);
+        // The other one may wake before it stops.
+        assert_eq!(b.hear(), Some(9000));
+        assert_eq!((b.at(9000), a.hear()), (Some(9000), Some(9000)));
+        assert_eq!(heard.lock().unwrap().len(), 2);
+        network.go_on(None).unwrap();
+        a.say(AT, 0, 9000);
+        b.say(AT, 0, 9000);
+        assert_eq!((a.hear(), b.hear()), (Some(9001), Some(9001)));
+        assert!(network.passed().unwrap().late == 0);
+    }
+
+    #[test]
     fn node_whose_plugin_takes_no_answer_may_begin_again() {
         let folder = tempfile::tempdir().unwrap();
         let nodes = serve(folder.path(), TimePlan::default());

@@ -134,8 +134,11 @@ impl Pace {
         Message { kind, version, at_ns, until_ns }.send(&self.machine)
     }
 
-    fn ask(&self, kind: u32, times: [u64; 2]) -> io::Result<Go> {
+    fn ask(&mut self, kind: u32, times: [u64; 2]) -> io::Result<Go> {
         self.say([kind, 0], times)?;
-        Ok(Go::receive(&self.machine)?.0)
+        let (go, _) = Go::receive(&self.machine)?;
+        // The machine has to know when it goes on again.
+        self.asks |= kind != ACCESS && go.until_ns <= times[0];
+        Ok(go)
     }
 }

@@ -26,6 +26,8 @@ const CLOCK_VIRTUAL: c_int = 1;
 const ALL_TIMERS: c_int = -1;
 /// Nanoseconds.
 const SCALE_NS: c_int = 1;
+/// `RUN_STATE_PAUSED` of QEMU 11.1.
+const PAUSED: c_int = 4;
 /// Bytes for a `QEMUTimer`, which has 48.
 const TIMER: usize = 256;
 /// Places of `region_read` and `region_write` in `VFIODeviceIOOps` of QEMU 11.1.
@@ -57,6 +59,10 @@ type TimerMod = unsafe extern "C" fn(*mut c_void, i64);
 type ThreadsIdle = unsafe extern "C" fn() -> bool;
 type Deadline = unsafe extern "C" fn(c_int, c_int) -> i64;
 type MsixNotify = unsafe extern "C" fn(*mut c_void, u32);
+type Stop = unsafe extern "C" fn();
+type RequestStop = unsafe extern "C" fn(c_int);
+type Changed = unsafe extern "C" fn(*mut c_void, bool, c_int);
+type OnChange = unsafe extern "C" fn(Changed, *mut c_void) -> *mut c_void;
 type FindPort = unsafe extern "C" fn(*const c_char) -> *mut c_void;
 type Room = unsafe extern "C" fn(*mut c_void) -> c_int;
 type PutIn = unsafe extern "C" fn(*mut c_void, *const u8, c_int);
@@ -74,6 +80,11 @@ struct Plugin {
     deadline: Deadline,
     msix_notify: MsixNotify,
     resolve: Resolve,
+    prepare_stop: Stop,
+    request_stop: RequestStop,
+    in_processor: ThreadsIdle,
+    stop_processor: Stop,
+    on_change: OnChange,
     find_port: FindPort,
     room: Room,
     put_in: PutIn,
@@ -98,6 +109,8 @@ struct State {
     write: Option<RegionWrite>,
     /// Input that the guest has not taken, by port.
     input: [VecDeque<u8>; PORTS],
+    /// True if time stands still, so that the guest asks as soon as it is continued.
+    stands: bool,
 }
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
@@ -214,6 +227,9 @@ impl Plugin {
     /// the count to begin anew.
     fn obey(&self, state: &mut State, go: io::Result<Go>, now: u64) {
         let until = self.deliver(state, go);
+        if until <= now {
+            return self.stand(state);
+        }
         // SAFETY: QEMU's function. The big lock is held, as in `deliver`.
         let idle = unsafe { (self.idle)() };
         match &mut state.board {
@@ -236,11 +252,31 @@ impl Plugin {
         self.tick_at(state, ns);
     }
 
+    /// Sets the timer for the next question.
     fn tick_at(&self, state: &mut State, ns: u64) {
         state.due = ns;
         let ns = i64::try_from(ns).unwrap_or(i64::MAX);
         // SAFETY: the timer was initialised when the processor was, and never moves.
         unsafe { (self.timer_mod)(self.timer as *mut c_void, ns) };
+    }
+
+    /// Stops the virtual machine before its next instruction, so that its monitor and debugger work
+    /// while time stands still.
+    fn stand(&self, state: &mut State) {
+        state.stands = true;
+        if let Some(board) = &mut state.board {
+            board.rest();
+        }
+        // SAFETY: QEMU's functions, as its own devices call them; the big lock is held. The main
+        // loop stops the processor before it lets go of that. In the processor's own thread, the
+        // processor does nothing before that.
+        unsafe {
+            (self.prepare_stop)();
+            (self.request_stop)(PAUSED);
+            if (self.in_processor)() {
+                (self.stop_processor)();
+            }
+        }
     }
 
     /// Tells the machine the time before an access, and waits until it has got there.
@@ -314,6 +350,15 @@ unsafe extern "C" fn tick(_: *mut c_void) {
     plugin.obey(&mut state, go, now);
 }
 
+/// Called when the virtual machine has stopped, or is about to run.
+unsafe extern "C" fn changed(_: *mut c_void, runs: bool, _: c_int) {
+    let plugin = plugin();
+    let mut state = plugin.state();
+    if runs && std::mem::take(&mut state.stands) {
+        plugin.tick_at(&mut state, plugin.now());
+    }
+}
+
 /// Called when the guest may take more input.
 unsafe extern "C" fn more_input(_: *mut c_void) {
     let plugin = plugin();
@@ -361,6 +406,8 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
     let plugin = plugin();
     plugin.prepare(plugin.timer, tick);
     plugin.prepare(plugin.input_timer, more_input);
+    // SAFETY: QEMU's function; the handler lives as long as the plugin, which is never unloaded.
+    unsafe { (plugin.on_change)(changed, null_mut()) };
     let mut state = plugin.state();
     let operations = plugin.operations as *mut [*mut c_void; REGION_WRITE + 1];
     // SAFETY: the table has more places than that in QEMU 11.1, whose version was checked. It is
@@ -383,8 +430,7 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
     }
     let go = state.pace.begin();
     state.board = Some(blocks::board());
-    let until = plugin.deliver(&mut state, go);
-    plugin.stop_at(&mut state, until);
+    plugin.obey(&mut state, go, plugin.now());
 }
 
 /// Memory for a timer, which is never freed.
@@ -426,7 +472,16 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     };
     let pace = pace.unwrap_or_else(|error| end(&error));
     let input = Default::default();
-    let state = State { pace, board: None, due: 0, device: 0, read: None, write: None, input };
+    let state = State {
+        pace,
+        board: None,
+        due: 0,
+        device: 0,
+        read: None,
+        write: None,
+        input,
+        stands: false,
+    };
     // SAFETY: QEMU's functions by their names, with the signatures of version 11.1.
     let (plugin, register) = unsafe {
         use std::mem::transmute;
@@ -439,6 +494,17 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             msix_notify: transmute::<*mut c_void, MsixNotify>(symbol(c"msix_notify")),
             resolve: transmute::<*mut c_void, Resolve>(symbol(c"object_resolve_path_type")),
             operations: symbol(c"vfio_user_device_io_ops_sock") as usize,
+            prepare_stop: transmute::<*mut c_void, Stop>(symbol(
+                c"qemu_system_vmstop_request_prepare",
+            )),
+            request_stop: transmute::<*mut c_void, RequestStop>(symbol(
+                c"qemu_system_vmstop_request",
+            )),
+            in_processor: transmute::<*mut c_void, ThreadsIdle>(symbol(c"qemu_in_vcpu_thread")),
+            stop_processor: transmute::<*mut c_void, Stop>(symbol(c"cpu_stop_current")),
+            on_change: transmute::<*mut c_void, OnChange>(symbol(
+                c"qemu_add_vm_change_state_handler",
+            )),
             find_port: transmute::<*mut c_void, FindPort>(symbol(c"qemu_chr_find")),
             room: transmute::<*mut c_void, Room>(symbol(c"qemu_chr_be_can_write")),
             put_in: transmute::<*mut c_void, PutIn>(symbol(c"qemu_chr_be_write")),

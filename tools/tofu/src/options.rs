@@ -15,7 +15,7 @@ use tofu_spec::guest::GuestName;
 use tofu_spec::units::{
     ArmCpu, BootFault, BootFrom, Choice, Cpus, Doorbell, Driver, Engines, GuestArgs, ImageName,
     InstructionTime, Interconnect, IpNumber, LinkMode, MemorySize, MetricsAddress, Mtu, Net,
-    Quantum, TapWhen, Time, Timeout, Vmm,
+    Quantum, TapWhen, Time, Timeout, Until, Vmm,
 };
 use tofu_spec::{GatewayAt, MachineSpec};
 use tofu_ui::FileError;
@@ -214,6 +214,14 @@ pub(crate) struct ClockArgs {
     /// interleaving would have gone. Nodes have no other input.
     #[arg(long, value_name = "FILE", conflicts_with = "record")]
     pub(crate) replay: Option<PathBuf>,
+
+    /// With --time modelled: stop time there, such as 250ms or 1.5s after it began, or 'node 3
+    /// command 1234', once node 3 has started so many commands
+    ///
+    /// All guests then stand still, and can be looked at: tofu time, inspect, regs, stats, gdb.
+    /// `tofu time --until` goes on. `tofu run` ends there, with exit code 125.
+    #[arg(long, value_name = "WHERE")]
+    pub(crate) until: Option<Until>,
 }
 
 /// True if the machine's threads give up rights.
@@ -373,14 +381,16 @@ pub(crate) struct BootArgs {
 impl ClockArgs {
     /// A specification with what these options ask for.
     pub(crate) fn over(&self, spec: MachineSpec) -> MachineSpec {
-        let JobTime { clock: time, ns_per_instruction, quantum, seed, record, replay } = self.job();
-        MachineSpec { time, ns_per_instruction, quantum, seed, record, replay, ..spec }
+        let time = self.job();
+        let JobTime { clock, ns_per_instruction, quantum, seed, record, replay, until } = time;
+        let time = clock;
+        MachineSpec { time, ns_per_instruction, quantum, seed, record, replay, until, ..spec }
     }
 
     /// The clock of a machine that is started for a job.
     pub(crate) fn job(&self) -> JobTime {
-        let Self { clock, ns_per_instruction, quantum, seed, record, replay } = self.clone();
-        JobTime { clock, ns_per_instruction, quantum, seed, record, replay }
+        let Self { clock, ns_per_instruction, quantum, seed, record, replay, until } = self.clone();
+        JobTime { clock, ns_per_instruction, quantum, seed, record, replay, until }
     }
 }
 
@@ -840,6 +850,17 @@ mod tests {
             let expected = format!("a machine in modelled time cannot have {what} so far");
             assert_eq!(case.error(args), expected);
         }
+        let until = |plan: Plan| plan.modelled.and_then(|time| time.until);
+        let time = case.plan(&["--until", "1.5ms"]).unwrap();
+        assert_eq!(until(time), Some(Until::Time(1_500_000_000)));
+        let command = Until::Command { node: 1, number: 7 };
+        assert_eq!(until(case.plan(&["--until", "node 1 command 7"]).unwrap()), Some(command));
+        let message = case.error(&["--until", "node 2 command 7"]);
+        assert_eq!(message, "--until: the machine has no node 2; it has 2, and the first one is 0");
+        let message = Case::new(&format!("{file}\nuntil = \"soon\"")).error(&[]);
+        assert!(message.contains(":5:") && message.contains("such as 250ms, 1.5s"), "{message}");
+        let message = case.error(&["--time", "host", "--until", "1s"]);
+        assert!(message.starts_with("--until is for machines in modelled time"), "{message}");
         let plan = case.plan(&["--record", "x"]).unwrap();
         assert_eq!(plan.input, Some(InputLog::Record("x".into())));
         let both = Case::new(&format!("{file}\nrecord = \"x\"\nreplay = \"y\""));

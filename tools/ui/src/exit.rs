@@ -4,6 +4,8 @@
 pub const FAILED: u8 = 1;
 /// Bad input, or a host that cannot do what was asked.
 pub const BAD_INPUT: u8 = 2;
+/// Modelled time has got to where it was to stop.
+pub const UNTIL: u8 = 125;
 /// Ended by the user's Ctrl-C.
 pub const INTERRUPTED: u8 = 130;
 

@@ -73,6 +73,28 @@ pub struct Passed {
     pub late_most_ns: u64,
     /// Of each guest.
     pub guests: Vec<GuestPassed>,
+    /// Where time stands still, if it does.
+    pub stands: Option<Stands>,
+}
+
+/// Where modelled time stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stands {
+    /// In picoseconds since its guests began.
+    pub at: u64,
+    /// The command that has been waited for, if one has.
+    pub command: Option<StartedCommand>,
+}
+
+/// The start of a command in modelled time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartedCommand {
+    /// The node that has started it.
+    pub node: NodeId,
+    /// The number of the command, counted from 1.
+    pub number: u64,
+    /// When, in picoseconds since guests began.
+    pub at: u64,
 }
 
 /// The time that has passed at a node with a guest in modelled time.
@@ -88,6 +110,8 @@ pub struct GuestPassed {
     pub steps: u64,
     /// Its accesses to the device.
     pub accesses: u64,
+    /// The commands that its device has started.
+    pub commands: u64,
 }
 
 /// The network of a machine with devices of any kind, for reading and changing it. It may outlive
@@ -99,6 +123,12 @@ pub trait AnyNetwork: Send + Sync {
     /// The time that has passed, if it is modelled. Then the network can only be looked at.
     fn passed(&self) -> Option<Passed> {
         None
+    }
+    /// Lets modelled time go on that stands still, until it gets to another time in picoseconds, if
+    /// there is one. The error says why it does not.
+    fn go_on(&self, until: Option<u64>) -> Result<(), String> {
+        let _ = until;
+        Err("its time is the host's".to_owned())
     }
     fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink>;
     fn faults(&self) -> Option<(FaultPlan, FaultCounters)>;

@@ -51,7 +51,7 @@ use crate::pump::TofuShared;
 use crate::shared::Shared;
 use crate::trace::{Recorder, Trace};
 
-pub use crate::any::{AnyNetwork, AnyNode, GuestPassed, Passed};
+pub use crate::any::{AnyNetwork, AnyNode, GuestPassed, Passed, Stands, StartedCommand};
 pub use crate::cables::{CableCounters, Incoming, MAX_MESSAGE, Refused, Transport};
 pub use crate::config::{
     Capacity, Doorbells, LinkFailed, Links, MachineConfig, Shard, Surroundings,

@@ -1,14 +1,14 @@
 //! The event engine.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Doorbell, Generation, TniId};
 use tofu_dma::DmaMemory;
 use tofu_fabric::{Packet, PortCounters, Ps, TNIS, XbCounters};
-use tofu_icc::{Body, CommandTiming, Config, Host, Icc, Net, discard_rcode};
+use tofu_icc::{Body, CommandTiming, Config, Event, Host, Icc, Net, discard_rcode};
 use tofu_links::Parameters;
 use tofu_netmodel::{Arbiter, BadOption, Network, Options};
 use tofu_sync::lock;
@@ -43,8 +43,11 @@ pub struct EventEngine {
     arrival: AtomicU64,
     /// The number of events that have happened at each node.
     events: Vec<AtomicU64>,
-    /// True of nodes that have enabled a queue, rung a doorbell or sent a packet.
-    active: Vec<AtomicBool>,
+    /// When each node first enabled a queue, rang a doorbell or sent a packet.
+    active: Vec<OnceLock<Ps>>,
+    /// The number of commands that each node has started, once they are counted.
+    commands: Vec<AtomicU64>,
+    awaited: OnceLock<Awaited>,
     /// The number of barrier channels that are in use at each node.
     channels: Vec<AtomicU64>,
     interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
@@ -53,6 +56,14 @@ pub struct EventEngine {
 
 /// Takes what comes from outside the machine at a time. Returns the nodes that it comes to.
 pub type Outside = dyn Fn(Ps) -> Vec<NodeId> + Send + Sync;
+
+/// A command of a node that is waited for.
+struct Awaited {
+    node: NodeId,
+    count: u64,
+    /// When it started, once it has.
+    at: OnceLock<Ps>,
+}
 
 impl fmt::Debug for EventEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,7 +109,9 @@ impl EventEngine {
                 epoch: AtomicU64::new(0),
                 arrival: AtomicU64::new(0),
                 events: shape.iter().map(|_| AtomicU64::new(0)).collect(),
-                active: shape.iter().map(|_| AtomicBool::new(false)).collect(),
+                active: shape.iter().map(|_| OnceLock::new()).collect(),
+                commands: shape.iter().map(|_| AtomicU64::new(0)).collect(),
+                awaited: OnceLock::new(),
                 channels: shape.iter().map(|_| AtomicU64::new(0)).collect(),
                 interrupt,
                 outside: OnceLock::new(),
@@ -113,6 +126,44 @@ impl EventEngine {
         let period = period.max(1);
         if self.outside.set((period, outside)).is_ok() {
             self.state().push(self.now().saturating_add(period), Due::Outside);
+        }
+    }
+
+    /// Counts the commands that nodes start from now on.
+    pub fn count_commands(&self) {
+        self.nodes.iter().for_each(|icc| icc.set_traced(true));
+    }
+
+    /// The number of commands that a node has started, if they are [counted](Self::count_commands).
+    pub fn commands(&self, node: NodeId) -> u64 {
+        self.commands.get(node.index()).map_or(0, |commands| commands.load(SeqCst))
+    }
+
+    /// Notes when a node starts the command of this number, counted from 1. Only the first call has
+    /// an effect.
+    pub fn await_command(&self, node: NodeId, count: u64) {
+        self.count_commands();
+        // Another one is waited for.
+        let _ = self.awaited.set(Awaited { node, count, at: OnceLock::new() });
+    }
+
+    /// When the command that is [waited for](Self::await_command) started, once it has, and when
+    /// its node has become [active](Self::is_active).
+    pub fn awaited(&self) -> Option<(Ps, Ps)> {
+        let Awaited { node, at, .. } = self.awaited.get()?;
+        let at = *at.get()?;
+        Some((at, self.active_since(*node).unwrap_or(at)))
+    }
+
+    /// Notes that a node has started a command.
+    fn command_starts(&self, node: NodeId) {
+        let Some(commands) = self.commands.get(node.index()) else { return };
+        let number = commands.fetch_add(1, SeqCst) + 1;
+        if let Some(awaited) = self.awaited.get()
+            && awaited.node == node
+            && number >= awaited.count
+        {
+            awaited.at.get_or_init(|| self.now());
         }
     }
 
@@ -167,6 +218,11 @@ impl EventEngine {
         self.lookahead() + self.issue_ps(node)
     }
 
+    /// The longest [`EventEngine::doorbell_lookahead`] that a node has.
+    pub fn longest_lookahead(&self) -> Ps {
+        self.lookahead() + self.timing.issue_ps
+    }
+
     /// The least time from a doorbell of a node to its first packet in the network.
     fn issue_ps(&self, node: NodeId) -> Ps {
         let signals = self.channels.get(node.index()).is_none_or(|used| used.load(SeqCst) > 0);
@@ -207,12 +263,17 @@ impl EventEngine {
     /// True if a node has ever enabled a queue, rung a doorbell or sent a packet. Before that it
     /// had no effect on others.
     pub fn is_active(&self, node: NodeId) -> bool {
-        self.active.get(node.index()).is_some_and(|active| active.load(SeqCst))
+        self.active_since(node).is_some()
+    }
+
+    /// Since when that has been true.
+    fn active_since(&self, node: NodeId) -> Option<Ps> {
+        self.active.get(node.index())?.get().copied()
     }
 
     fn activate(&self, node: NodeId) {
         if let Some(active) = self.active.get(node.index()) {
-            active.store(true, SeqCst);
+            active.get_or_init(|| self.now());
         }
     }
 
@@ -374,5 +435,11 @@ impl Host for NodeHost {
 
     fn xb_counters(&self) -> XbCounters {
         self.with(|engine| engine.state().network.xb_counters(self.node).unwrap_or_default())
+    }
+
+    fn observe(&self, event: &Event) {
+        if let Event::Begun { .. } | Event::AtOnce { .. } = event {
+            self.with(|engine| engine.command_starts(self.node));
+        }
     }
 }

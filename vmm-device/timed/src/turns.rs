@@ -48,6 +48,9 @@ enum Wish {
     Away { least: Ps, happened: Option<Ps> },
     /// It has the turn.
     Runs,
+    /// It waits for its turn at its time, which it does not get before time goes on beyond the
+    /// present [stop](Turn::stop_at).
+    Frozen,
     /// It has ended, or has not begun again.
     Ended,
 }
@@ -76,7 +79,7 @@ impl Program {
                     self.at.saturating_add(looks.saturating_mul(every))
                 })
             }
-            Wish::Runs | Wish::Ended => None,
+            Wish::Runs | Wish::Frozen | Wish::Ended => None,
         }
     }
 }
@@ -85,6 +88,13 @@ struct State {
     programs: Vec<Program>,
     stuck: Option<Stuck>,
     late: Lateness,
+    /// The time beyond which nothing happens for now.
+    stop: Option<Ps>,
+    /// True if all that there is until then has happened.
+    stands: bool,
+    /// The longest time by which a program may be ahead of a command, while time is to stop behind
+    /// one.
+    ahead: Option<Ps>,
 }
 
 /// The events that came to programs which were ahead of them, as their steps are too long.
@@ -194,7 +204,15 @@ impl Turns {
             .map(|&node| Program { node, at, wish: Wish::Turn, events: 0, step: 0 })
             .collect();
         let woken = programs.iter().map(|_| Condvar::new()).collect();
-        let state = Mutex::new(State { programs, stuck: None, late: Lateness::default() });
+        let state = State {
+            programs,
+            stuck: None,
+            late: Lateness::default(),
+            stop: None,
+            stands: false,
+            ahead: None,
+        };
+        let state = Mutex::new(state);
         let turns = Arc::new(Self { engine: Arc::clone(engine), state, woken, away });
         turns.pass(&mut lock(&turns.state));
         (0..nodes.len()).map(|program| Turn { turns: Arc::clone(&turns), program }).collect()
@@ -215,14 +233,23 @@ impl Turns {
             self.hear(state);
             let times = state.programs.iter().map(Program::next);
             let next = times.zip(0..).filter_map(|(at, program)| Some((at?, program))).min();
-            let limit = next.map_or(Ps::MAX, |(at, _)| at);
+            let limit = next.map_or(Ps::MAX, |(at, _)| at).min(state.stop.unwrap_or(Ps::MAX));
             // What comes from outside comes for ever.
             let ends = next.is_none() && !self.engine.is_busy();
             if ends || !self.engine.step_until(limit) {
                 break next;
             }
             self.note_events(state);
+            self.note_command(state);
         };
+        let frozen = state.programs.iter().any(|program| program.wish == Wish::Frozen);
+        if let Some(stop) = state.stop
+            && next.map_or(frozen, |(at, _)| at > stop)
+        {
+            self.engine.run_until(stop);
+            state.stands = true;
+            return;
+        }
         match next {
             // The others wait for one that is away.
             Some((_, program)) if matches!(state.programs[program].wish, Wish::Away { .. }) => {}
@@ -252,7 +279,7 @@ impl Turns {
             Wish::Event { .. } => {
                 [program.next(), self.engine.next(program.node)].into_iter().flatten().min()
             }
-            Wish::Away { .. } | Wish::Runs | Wish::Ended => None,
+            Wish::Away { .. } | Wish::Runs | Wish::Frozen | Wish::Ended => None,
         };
         let awaited = state.programs.iter().filter_map(waits).min();
         away.report_at(awaited.map_or(Ps::MAX, |at| at.saturating_add(1)));
@@ -269,7 +296,7 @@ impl Turns {
             let next = self.engine.next(program.node);
             let acts = match program.wish {
                 Wish::Ended => None,
-                Wish::Runs => Some(program.at),
+                Wish::Runs | Wish::Frozen => Some(program.at),
                 // What wakes it is in flight.
                 Wish::Event { .. } => [program.next(), next].into_iter().flatten().min(),
                 Wish::Turn | Wish::Away { .. } => program.next(),
@@ -284,7 +311,8 @@ impl Turns {
                 Wish::Away { happened, .. } => happened,
                 _ => None,
             };
-            Outlook { limit: happened.or(next).unwrap_or(Ps::MAX), ahead, acts }
+            let limit = [happened.or(next), state.stop].into_iter().flatten().min();
+            Outlook { limit: limit.unwrap_or(Ps::MAX), ahead, acts }
         };
         state.programs.iter().map(outlook).collect()
     }
@@ -305,6 +333,18 @@ impl Turns {
                 Wish::Turn => state.late.note(now, program.at, program.step),
                 _ => {}
             }
+        }
+    }
+
+    /// Stops time behind a command that is waited for, once it has started.
+    fn note_command(&self, state: &mut State) {
+        if let Some((at, active)) = self.engine.awaited()
+            && let Some(ahead) = state.ahead.take()
+        {
+            // Others may be further ahead of a node that has just begun to use its device.
+            let apart = self.away.as_ref().map_or(0, |away| away.apart());
+            let stop = at.max(active.saturating_add(apart)).saturating_add(ahead);
+            state.stop = Some(state.stop.map_or(stop, |before| before.min(stop)));
         }
     }
 
@@ -366,12 +406,59 @@ impl Turn {
     /// Gives up the turn while the program runs by itself, up to its [horizon](Turn::horizon) at
     /// most. It returns by [`Turn::reach`], not before `least`.
     pub fn leave(&self, least: Ps) {
+        self.leave_with(least, |_| None);
+    }
+
+    /// The same of a program that returns at that time, as something may have happened at its node.
+    pub fn leave_for_a_step(&self, least: Ps) {
+        self.leave_with(least, Some);
+    }
+
+    fn leave_with(&self, least: Ps, happened: impl FnOnce(Ps) -> Option<Ps>) {
         let mut state = lock(&self.turns.state);
         let program = &mut state.programs[self.program];
         let left = program.at;
         program.step = least.saturating_sub(left);
-        program.wish = Wish::Away { least: least.max(left), happened: None };
+        program.wish = Wish::Away { least: least.max(left), happened: happened(left) };
         self.turns.pass(&mut state);
+    }
+
+    /// Has time stand still when it has got to this, until the next call, or never again: all events
+    /// up to then happen, and programs have turns up to then.
+    pub fn stop_at(&self, stop: Option<Ps>) {
+        let mut state = lock(&self.turns.state);
+        (state.stop, state.stands) = (stop, false);
+        for program in &mut state.programs {
+            if program.wish == Wish::Frozen {
+                program.wish = Wish::Turn;
+            }
+        }
+        self.turns.pass(&mut state);
+    }
+
+    /// Has time stand still so long after the start of the command that the engine
+    /// [waits for](EventEngine::await_command): programs may be ahead of it by that time.
+    pub fn stop_after_command(&self, ahead: Ps) {
+        lock(&self.turns.state).ahead = Some(ahead);
+    }
+
+    /// The time at which time stands still, if all has happened until then.
+    pub fn stands_at(&self) -> Option<Ps> {
+        let state = lock(&self.turns.state);
+        state.stop.filter(|_| state.stands)
+    }
+
+    /// True if a program that is at a time and runs by itself for a step gets beyond the time at
+    /// which time stands still.
+    pub fn is_last(&self, at: Ps, step: Ps) -> bool {
+        let stop = lock(&self.turns.state).stop;
+        stop.is_some_and(|stop| at.saturating_add(step) > stop)
+    }
+
+    /// Gives up the turn, and asks for it again as soon as time goes on beyond the present
+    /// [stop](Turn::stop_at).
+    pub fn freeze(&self) {
+        self.wish(|_, _| Wish::Frozen);
     }
 
     /// Ends all programs: what they ask for from now on is an error.

@@ -221,6 +221,58 @@ fn guests_away_from_the_machine_see_the_same() {
 }
 
 #[test]
+fn time_stands_still_where_it_is_to_stop() {
+    let machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
+    let engine = &machine.engine;
+    let start = engine.now();
+    let turns = Turns::start(engine, &[NodeId(0), NodeId(1)]);
+    let [a, b]: [Turn; 2] = turns.try_into().unwrap();
+    a.stop_at(Some(start + 1000));
+    a.ask(start + 400);
+    b.ask(start + 2000);
+    assert_eq!((a.holder(), a.stands_at()), (Some((0, start + 400)), None));
+    assert!(!a.is_last(start + 400, 600) && a.is_last(start + 400, 601));
+    a.ask(start + 1000);
+    assert_eq!(a.holder(), Some((0, start + 1000)));
+    a.freeze();
+    assert_eq!((a.holder(), a.stands_at(), engine.now()), (None, Some(start + 1000), start + 1000));
+    // One that is frozen goes on first.
+    b.stop_at(Some(start + 1500));
+    assert_eq!((a.holder(), a.stands_at()), (Some((0, start + 1000)), None));
+    a.ask(start + 1600);
+    assert_eq!((a.holder(), a.stands_at(), engine.now()), (None, Some(start + 1500), start + 1500));
+    b.stop_at(None);
+    assert_eq!(a.holder(), Some((0, start + 1600)));
+    a.ask(start + 5000);
+    assert_eq!(a.holder(), Some((1, start + 2000)));
+}
+
+#[test]
+fn time_stands_still_behind_a_command() {
+    const AHEAD: Ps = 700_000;
+    let mut machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
+    let to = machine.to(0, 4);
+    let turns = Turns::start(&machine.engine, &[NodeId(0)]);
+    let [turn]: [Turn; 1] = turns.try_into().unwrap();
+    machine.engine.await_command(NodeId(0), 3);
+    turn.stop_after_command(AHEAD);
+    let mut rings = Vec::new();
+    while let Some((_, at)) = turn.holder() {
+        rings.push(at);
+        machine.ends[0].send(&to, &[&[0; 8]], 0).unwrap();
+        turn.ask(at + 5_000_000);
+    }
+    let (started, _) = machine.engine.awaited().unwrap();
+    assert_eq!(turn.stands_at(), Some(started + AHEAD));
+    assert_eq!((machine.engine.commands(NodeId(0)), machine.engine.commands(NodeId(4))), (3, 0));
+    // The third doorbell, and the time that the device takes.
+    assert_eq!(rings.len(), 3);
+    assert!((rings[2]..rings[2] + AHEAD).contains(&started), "{started} {rings:?}");
+    turn.stop_at(None);
+    assert!(turn.holder().is_some());
+}
+
+#[test]
 fn programs_that_wait_for_each_other_are_named() {
     let machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
     let turns = Turns::start(&machine.engine, &[NodeId(0), NodeId(1), NodeId(2)]);

@@ -18,7 +18,7 @@ use crate::guest::{Guest, GuestError, GuestName};
 use crate::spec::{GatewayAt, GuestSpec, Lines, LinkSpec, MachineSpec, NodeSpec, Use};
 use crate::units::{
     BootFault, BootFrom, Cpus, Doorbell, Driver, GuestArgs, Interconnect, MemorySize, Net, TapWhen,
-    Time, Timeout, Vmm,
+    Time, Timeout, Until, Vmm,
 };
 
 /// The guest program that runs by default.
@@ -174,7 +174,7 @@ impl Plan {
 
 impl MachineSpec {
     /// Returns an error about a field: under its name if a machine file has it, else as an option.
-    fn about(&self, field: &'static str, error: fn(String) -> PlanError) -> PlanError {
+    fn about(&self, field: &'static str, error: impl FnOnce(String) -> PlanError) -> PlanError {
         match self.lines.of(field) {
             Some(place) => error(field.into()).at(Some(place)),
             None => error(format!("--{}", field.replace('_', "-"))),
@@ -286,6 +286,7 @@ fn modelled(
             ("seed", spec.seed.is_some()),
             ("record", spec.record.is_some()),
             ("replay", spec.replay.is_some()),
+            ("until", spec.until.is_some()),
         ];
         return match given.into_iter().find(|(_, given)| *given) {
             Some((field, _)) => Err(spec.about(field, PlanError::NeedsModelled)),
@@ -309,8 +310,13 @@ fn modelled(
         (!spec.captures.is_empty(), "captures (--capture)"),
     ];
     refuse(lacks, PlanError::Modelled)?;
+    if let Some(Until::Command { node, .. }) = spec.until
+        && node >= nodes
+    {
+        return Err(spec.about("until", |field| PlanError::Until { field, node, nodes }));
+    }
     let instruction = spec.ns_per_instruction.unwrap_or_default();
-    Ok(Some(TimePlan { quantum: spec.quantum, instruction, seed: spec.seed }))
+    Ok(Some(TimePlan { quantum: spec.quantum, instruction, seed: spec.seed, until: spec.until }))
 }
 
 /// Returns what is asked of a record of the guests' input.

@@ -59,6 +59,8 @@ pub enum PlanError {
     Cpu,
     #[error("{0} is for machines in modelled time; add --time modelled")]
     NeedsModelled(String),
+    #[error("{field}: the machine has no node {node}; it has {nodes}, and the first one is 0")]
+    Until { field: String, node: u32, nodes: u32 },
     #[error("--record and --replay: a run that is replayed has its record; leave one out")]
     RecordAndReplay,
     #[error("a machine in modelled time cannot have {0} so far")]

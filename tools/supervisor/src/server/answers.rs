@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use tofu_control::protocol::{
-    GuestTimeInfo, MachineInfo, NodeInfo, NodeKind, Reply, Request, ShardInfo, ShardState, TimeInfo,
+    EventKind, GuestTimeInfo, MachineInfo, NodeInfo, NodeKind, Reply, Request, ShardInfo,
+    ShardState, TimeInfo,
 };
 use tofu_control::{PING, node_name};
 use tofu_fabric::NodeId;
@@ -15,6 +16,7 @@ use tofu_machine::GuestPassed;
 use super::{counters, inspect, network, registers};
 use crate::node::{AgentNode, NodeStatus};
 use crate::registry::{Registry, Rest};
+use crate::timed::until;
 
 /// Carries out a request that has one answer, in this process.
 ///
@@ -30,6 +32,7 @@ pub(super) fn answer(registry: &Registry, request: Request) -> anyhow::Result<Re
         }
         Request::Pause { node } => registry.hold(NodeId(node), true)?,
         Request::Resume { node } => registry.hold(NodeId(node), false)?,
+        Request::GoOn { until } => go_on(registry, until)?,
         Request::Gateway => drop(gateway(registry)?),
         Request::SetLink { node, port, up } => network::set_link(registry, node, &port, up)?,
         Request::SetLinkErrors { node, port, errors } => {
@@ -161,13 +164,21 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
     }
 }
 
+/// Lets time go on in a machine in modelled time.
+fn go_on(registry: &Registry, until: Option<u64>) -> anyhow::Result<()> {
+    let machine = registry.running().context("the machine has not started yet")?;
+    machine.go_on(until).map_err(anyhow::Error::msg)?;
+    registry.publish(None, EventKind::TimeGoesOn);
+    Ok(())
+}
+
 /// The time of a machine in modelled time.
 fn time(registry: &Registry) -> Option<Box<TimeInfo>> {
     let passed = registry.running()?.passed()?;
     let of_guest = |guest: GuestPassed| {
-        let GuestPassed { node, awake_ns, host_ns, steps, accesses } = guest;
+        let GuestPassed { node, awake_ns, host_ns, steps, accesses, commands } = guest;
         let at = registry.network.shape.coords(node)?.to_array();
-        Some(GuestTimeInfo { node: node.0, at, awake_ns, host_ns, steps, accesses })
+        Some(GuestTimeInfo { node: node.0, at, awake_ns, host_ns, steps, accesses, commands })
     };
     Some(Box::new(TimeInfo {
         modelled_ns: passed.ns,
@@ -175,6 +186,7 @@ fn time(registry: &Registry) -> Option<Box<TimeInfo>> {
         late: passed.late,
         late_most_ns: passed.late_most_ns,
         guests: passed.guests.into_iter().filter_map(of_guest).collect(),
+        stands: passed.stands.as_ref().map(until::info),
     }))
 }
 

@@ -77,6 +77,7 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
         }
         Request::Job { .. }
         | Request::Events
+        | Request::GoOn { .. }
         | Request::Take { .. }
         | Request::Wait
         | Request::To { .. } => Way::Here,

@@ -8,12 +8,14 @@ use tofu_icc::Icc;
 use tofu_inspect::{Inspect, Visit};
 use tofu_machine::capture::{Capture, CaptureConfig};
 use tofu_machine::trace::Trace;
-use tofu_machine::{AnyNetwork, AnyNode, CableCounters, Interconnect, Passed, Refused};
+use tofu_machine::{
+    AnyNetwork, AnyNode, CableCounters, GuestPassed, Interconnect, Passed, Refused, Stands,
+};
 use tofu_pci::{Endpoint, EndpointDevice};
 use tofu_timed::{EventEngine, Function};
 
 use crate::timed::between::Between;
-use crate::timed::pace::Pace;
+use crate::timed::pace::{Pace, Paces};
 
 /// The network, of which nothing can be changed so far.
 pub(super) struct TimedNetwork {
@@ -27,6 +29,19 @@ pub(super) struct TimedNetwork {
     pub(super) between: Arc<Between>,
     /// Modelled picoseconds of an instruction.
     pub(super) instruction: u64,
+    pub(super) paces: Arc<Paces>,
+}
+
+impl TimedNetwork {
+    /// Where time stands still, if it does.
+    pub(super) fn stands(&self) -> Option<Stands> {
+        self.guests.first().and_then(|pace| self.paces.stop.stands(&pace.turn))
+    }
+
+    fn of_guest(&self, pace: &Pace) -> GuestPassed {
+        let commands = self.engine.commands(pace.node);
+        GuestPassed { commands, ..pace.passed(&self.between) }
+    }
 }
 
 impl AnyNetwork for TimedNetwork {
@@ -45,8 +60,14 @@ impl AnyNetwork for TimedNetwork {
             instruction_ps: self.instruction,
             late: late.count,
             late_most_ns: late.most.div_ceil(1000),
-            guests: self.guests.iter().map(|pace| pace.passed(&self.between)).collect(),
+            guests: self.guests.iter().map(|pace| self.of_guest(pace)).collect(),
+            stands: self.stands(),
         })
+    }
+
+    fn go_on(&self, until: Option<u64>) -> Result<(), String> {
+        let first = self.guests.first().ok_or("the machine has no guests")?;
+        self.paces.go_on(first, until)
     }
 
     fn set_faults(&self, _: Option<FaultPlan>) -> Result<(), NoSuchLink> {

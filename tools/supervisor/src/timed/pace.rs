@@ -10,11 +10,13 @@ use tofu_fabric::chance;
 use tofu_machine::GuestPassed;
 use tofu_pace::message::{self, Go, Input, MOST_VECTORS, Message};
 use tofu_pace::{LONGEST_STEP, VERSION};
+use tofu_spec::units::milliseconds;
 use tofu_sync::lock;
 use tofu_timed::Turn;
 
 use crate::timed::between::Between;
 use crate::timed::outside::Outside;
+use crate::timed::until::Stop;
 
 /// The longest sleep of a guest that is believed at once, in nanoseconds of its clock.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
@@ -45,6 +47,8 @@ pub(super) struct Paces {
     pub(super) seed: Option<u32>,
     /// Input of guests, if it comes through the machine.
     pub(super) outside: OnceLock<Arc<Outside>>,
+    /// Where time stops.
+    pub(super) stop: Stop,
 }
 
 /// A node's guest in time.
@@ -96,7 +100,8 @@ impl Pace {
         let (steps, host) =
             (steps.saturating_add(own), host.saturating_sub(Duration::from_nanos(waited)));
         let host_ns = u64::try_from(host.as_nanos()).unwrap_or(u64::MAX);
-        GuestPassed { node: self.node, awake_ns: awake / 1000, host_ns, steps, accesses }
+        let awake_ns = awake / 1000;
+        GuestPassed { node: self.node, awake_ns, host_ns, steps, accesses, commands: 0 }
     }
 
     /// Takes the connection of a plugin. Returns false if the machine ends.
@@ -143,6 +148,10 @@ pub(super) struct Guest {
     since: Instant,
     /// Its request.
     asked: Option<Asked>,
+    /// The request that it will make again when time goes on, which stands still.
+    frozen: Option<Asked>,
+    /// What it gets with its next answer, as it was due before time stopped.
+    kept: Option<(Vec<u16>, Input)>,
 }
 
 /// A request of a guest.
@@ -158,6 +167,8 @@ enum Asked {
     Sleep(u64),
     /// To be woken.
     Wake,
+    /// To continue after time has stood still.
+    GoOn,
 }
 
 impl Guest {
@@ -222,6 +233,8 @@ impl Paces {
             slept: false,
             since: Instant::now(),
             asked: Some(Asked::Begin),
+            frozen: None,
+            kept: None,
         };
         let mut guests = lock(&self.guests);
         guests[pace.turn.program()] = Some(guest);
@@ -258,6 +271,12 @@ impl Paces {
             if at < guest.last || guest.asked.is_some() {
                 return Err(bad(format!("message {kind} for {at} ns after {} ns", guest.last)));
             }
+            if let Some(frozen) = guest.frozen.take() {
+                // Time has stood still for it, and its turn is still to come.
+                guest.asked = Some(frozen);
+                self.answer_all(&mut guests, pace);
+                continue;
+            }
             {
                 let mut spent = lock(&pace.spent);
                 spent.steps += 1;
@@ -280,14 +299,49 @@ impl Paces {
             && let Some(guest) = &mut guests[program]
             && let Some(asked) = guest.asked.take()
         {
-            let pace = Arc::clone(&guest.pace);
             if self.grant(guest, asked, at).is_err() {
-                // Its thread sees it as well.
-                guests[program] = None;
-                pace.turn.rest();
-                pace.hang_up();
+                Self::let_go(guests, program);
             }
         }
+        if let Some(stands) = self.stop.stands(&any.turn) {
+            self.freeze(guests);
+            self.stop.note(&stands);
+        }
+    }
+
+    /// Gives up a guest whose plugin takes no answer.
+    fn let_go(guests: &mut [Option<Guest>], program: usize) {
+        if let Some(guest) = guests[program].take() {
+            guest.pace.turn.rest();
+            // Its thread sees it as well.
+            guest.pace.hang_up();
+        }
+    }
+
+    /// Tells guests that wait for their turns that time stands still. Their virtual machines can
+    /// then be looked at.
+    fn freeze(&self, guests: &mut [Option<Guest>]) {
+        for program in 0..guests.len() {
+            let Some(guest) = &mut guests[program] else { continue };
+            let stops = |asked: &Asked| !matches!(asked, Asked::Begin | Asked::Access);
+            let Some(asked) = guest.asked.take_if(|asked| stops(asked)) else { continue };
+            guest.frozen = Some(asked);
+            if guest.answer(guest.last, Vec::new(), Input::default()).is_err() {
+                Self::let_go(guests, program);
+            }
+        }
+    }
+
+    /// Has time go on that stands still, until it gets to another time if there is one.
+    pub(super) fn go_on(&self, any: &Pace, until: Option<u64>) -> Result<(), String> {
+        let mut guests = lock(&self.guests);
+        let stands = self.stop.stands(&any.turn).ok_or("its time does not stand still")?;
+        if until.is_some_and(|until| until <= stands.at) {
+            return Err(format!("its time is {} ms already", milliseconds(stands.at)));
+        }
+        self.stop.go_on(&any.turn, until);
+        self.answer_all(&mut guests, any);
+        Ok(())
     }
 
     /// Gives a guest that has the turn at a time of the machine what it has asked for.
@@ -317,12 +371,37 @@ impl Paces {
                 let go = Go { until_ns, guest: turn.program() as u32, ..Go::default() };
                 go.send(&guest.plugin, &self.between.pages.files(turn.program()))
             }
-            Asked::Go | Asked::Sleep(_) => {
+            Asked::GoOn if !self.is_last(guest) => {
+                // All else happens as if time had not stood still.
+                let (vectors, input) = guest.kept.take().unwrap_or_default();
+                turn.leave_for_a_step(guest.to_ps(at + 1, self.instruction)?);
+                guest.answer(at + 1, vectors, input)
+            }
+            Asked::Go | Asked::Sleep(_) | Asked::GoOn if self.is_last(guest) => {
+                if guest.kept.is_none() {
+                    guest.kept = Some((self.fired(pace.node), self.input(turn)));
+                }
+                guest.asked = Some(Asked::GoOn);
+                turn.freeze();
+                Ok(())
+            }
+            Asked::Go | Asked::Sleep(_) | Asked::GoOn => {
                 let until_ns = self.leave(guest)?;
-                let input = self.outside.get().map(|outside| outside.input(turn.program()));
-                guest.answer(until_ns, self.fired(pace.node), input.unwrap_or_default())
+                guest.answer(until_ns, self.fired(pace.node), self.input(turn))
             }
         }
+    }
+
+    /// True if a guest that ran on would get beyond the time at which time stops.
+    fn is_last(&self, guest: &Guest) -> bool {
+        let at = guest.to_ps(guest.last, self.instruction).unwrap_or(u64::MAX);
+        guest.pace.turn.is_last(at, self.instruction)
+    }
+
+    /// The input that a guest gets now.
+    fn input(&self, turn: &Turn) -> Input {
+        let input = self.outside.get().map(|outside| outside.input(turn.program()));
+        input.unwrap_or_default()
     }
 
     /// Lets a guest that has the turn run by itself. Returns until when, by its clock.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,7 +24,7 @@ use tofu_abi::Coords;
 use tofu_agent::wire::{Exec, Output, Program, Status};
 use tofu_control::protocol::NodeInfo;
 use tofu_control::rundir::node_file;
-use tofu_control::{RemoteProgram, find_node};
+use tofu_control::{RemoteProgram, find_node, info};
 use tofu_image::Arch;
 use tofu_sync::lock;
 
@@ -88,8 +88,13 @@ pub(crate) fn run(args: &GdbArgs) -> anyhow::Result<u8> {
         signals.forever().for_each(|signal| lock(&of_signals).signal(signal, &files))
     });
 
-    // The node no longer answers once gdb holds it.
-    let names = match list(&found.control, node.index).and_then(|list| {
+    // The node no longer answers once gdb holds it, or if time stands still.
+    let stands = info(&found.control)?.time.is_some_and(|time| time.stands.is_some());
+    let list = match stands {
+        true => Err(anyhow!("time stands still for the node")),
+        false => list(&found.control, node.index),
+    };
+    let names = match list.and_then(|list| {
         symbols::elf(&list, node.processors()).context("its /proc/kallsyms has no addresses")
     }) {
         Ok(elf) => {

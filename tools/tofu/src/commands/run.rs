@@ -168,7 +168,7 @@ Examples:
 
 `tofu sdk DIR` writes the headers and libraries that programs are compiled with.
 Exit codes: that of the first rank that failed (128 plus the signal if a signal ended it), 124
-after --timeout, 130 after Ctrl-C, 2 for mistakes.";
+after --timeout, 125 after --until, 130 after Ctrl-C, 2 for mistakes.";
 
 /// Runs `tofu run` and returns the exit code.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<u8> {

@@ -1,21 +1,31 @@
 //! `tofu time`: the time of a machine in modelled time.
 
 use std::io::{self, Write};
+use std::path::Path;
+use std::thread::{self, sleep};
+use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
-use tofu_control::protocol::{GuestTimeInfo, MachineInfo};
-use tofu_control::{MachineName, find_machine, info};
+use tofu_control::protocol::{GuestTimeInfo, MachineInfo, NodeInfo, Request};
+use tofu_control::rundir::node_file;
+use tofu_control::{MachineName, ask, find_machine, info};
+use tofu_linux_nodes::qemu::Qmp;
+use tofu_spec::units::Until;
 use tofu_ui::table;
+
+/// The interval at which a machine is asked whether it has got there.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Show the time of a machine in modelled time, and what its guests spend on it
 ///
 /// Prints how much modelled time has passed, how long the host took for it, and of each guest: the
 /// modelled time in which it was awake, the host's time in which it ran, how often it stopped to
-/// ask how far it may run, and its accesses to the device. The guest that was awake longest is
-/// marked: the others waited for it.
+/// ask how far it may run, its accesses to the device, and the commands that its device has started. The guest that was awake longest is
+/// marked: the others waited for it. If time stands still, as `tofu up --until` says, it can go
+/// on.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TimeArgs {
     /// The machine; not needed if only one runs
@@ -25,11 +35,53 @@ pub(crate) struct TimeArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    /// Let time go on that stands still, until it gets to another time, such as 250ms, and show it
+    /// then
+    #[arg(long, value_name = "TIME", conflicts_with = "go_on")]
+    until: Option<Until>,
+
+    /// Let time go on that stands still
+    #[arg(long)]
+    go_on: bool,
+}
+
+/// Lets time go on, until it gets to another time if there is one.
+fn go_on(control: &Path, until: Option<u64>) -> anyhow::Result<()> {
+    let nodes = info(control)?.nodes;
+    ask(control, &Request::GoOn { until })?;
+    let folder = control.parent().context("a socket without a folder")?;
+    let goes_on = |node: &NodeInfo| {
+        let monitor = folder.join(node_file("qmp", Coords::from_array(node.at), "sock"));
+        let goes_on = Qmp::connect(&monitor).and_then(|mut qmp| qmp.command("cont", json!({})));
+        if let Err(error) = goes_on {
+            tofu_ui::tell!("tofu: node {}: it does not go on by itself: {error:#}", node.index);
+        }
+    };
+    // All at once, as each may answer only when all others go on.
+    thread::scope(|scope| {
+        for node in nodes.iter().filter(|node| node.is_linux() && node.state != "off") {
+            scope.spawn(move || goes_on(node));
+        }
+    });
+    Ok(())
 }
 
 /// Runs `tofu time` and returns the exit code.
 pub(crate) fn run(args: &TimeArgs) -> anyhow::Result<u8> {
+    let until = match args.until {
+        Some(Until::Time(ps)) => Some(ps),
+        Some(until) => bail!("--until {until}: give a modelled time, such as 250ms"),
+        None => None,
+    };
     let (name, control) = find_machine(args.machine.as_ref())?;
+    if until.is_some() || args.go_on {
+        go_on(&control, until).with_context(|| format!("machine {name}"))?;
+    }
+    let stands = |control| anyhow::Ok(info(control)?.time.is_none_or(|time| time.stands.is_some()));
+    while until.is_some() && !stands(&control)? {
+        sleep(LOOK);
+    }
     let MachineInfo { time, seconds, .. } = info(&control)?;
     let Some(time) = time else {
         bail!("the machine {name} keeps the host's time; start it with --time modelled");
@@ -41,6 +93,9 @@ pub(crate) fn run(args: &TimeArgs) -> anyhow::Result<u8> {
         return Ok(0);
     }
     writeln!(out, "{}", time.summary())?;
+    if let Some(stands) = &time.stands {
+        writeln!(out, "{}", stands.text)?;
+    }
     writeln!(out, "the host took {seconds:.1} s, {slower:.2} times as long")?;
     let slowest = time.guests.iter().map(|guest| guest.awake_ns).max();
     let seconds = |ns: u64| format!("{:.6}", ns as f64 / 1e9);
@@ -53,9 +108,10 @@ pub(crate) fn run(args: &TimeArgs) -> anyhow::Result<u8> {
             seconds(guest.host_ns),
             guest.steps.to_string(),
             guest.accesses.to_string(),
+            guest.commands.to_string(),
         ]
     });
-    let head = ["index", "node", "awake s", "host s", "steps", "accesses"];
-    write!(out, "{}", table(&head, &[0, 3, 4, 5], rows))?;
+    let head = ["index", "node", "awake s", "host s", "steps", "accesses", "commands"];
+    write!(out, "{}", table(&head, &[0, 3, 4, 5, 6], rows))?;
     Ok(0)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tofu_abi::Coords;
+use tofu_control::protocol::StandsInfo;
 use tofu_spec::plan::Plan;
 use tofu_ui::terminal::plain;
 use tofu_ui::{Style, printable, terminal_width};
@@ -230,6 +231,15 @@ impl<'a> Screen<'a> {
             return self.object(json!({ "event": "note", "text": text }));
         }
         self.line(text)
+    }
+
+    /// Time stands still in a machine in modelled time.
+    pub(crate) fn stands(&mut self, stands: &StandsInfo) -> io::Result<()> {
+        let StandsInfo { ps, text } = stands;
+        if self.style.json {
+            return self.object(json!({ "event": "stands", "ps": ps, "text": text }));
+        }
+        self.line(&format!("{text}; `tofu time --until` goes on, Ctrl-C ends the machine"))
     }
 
     /// All Linux nodes of a machine that stays up are ready; `hints` tell what the user can do.

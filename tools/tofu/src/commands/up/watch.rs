@@ -250,6 +250,7 @@ impl MachineWatch<'_, '_> {
             }
             Event::Booted(node) => self.screen.booted(self.plan.coords(node), self.start.elapsed()),
             Event::Netboot(node, stage) => self.netboot(node, stage),
+            Event::TimeStands(stands) => self.screen.stands(&stands),
             Event::Line(node, text) => {
                 let text = printable(&text);
                 self.screen.guest_line(self.plan.coords(node), &text)?;

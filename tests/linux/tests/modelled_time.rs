@@ -1,0 +1,176 @@
+//! Linux nodes in modelled time: time stops where it is to, and where a debugger holds a node.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::Value;
+use tofu_c_tests::have;
+use tofu_linux_tests::{Image, Place, Running, skip, wait_for};
+
+/// Nodes in modelled time boot slowly on a busy host.
+const BOOT: Duration = Duration::from_secs(400);
+const LONG: Duration = Duration::from_secs(200);
+
+/// A machine of two nodes, which no driver has.
+fn up(place: &Place, more: &[&str]) {
+    let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", "2x1x1x1x1x1"];
+    let up = ["up", "--linux", "--detach", "--time", "modelled"];
+    place.run_for(&[&up[..], &image, more].concat(), BOOT, b"").ok();
+}
+
+/// Runs a program on both nodes, which exchange messages `count` times.
+fn talk(count: &str) -> Vec<&str> {
+    let talk = ["exec", "--all", "--", "pingpong", "shape=2x1x1x1x1x1", "nodes=2", "wait=poll"];
+    [&talk[..], &["max=8", count]].concat()
+}
+
+fn time(place: &Place) -> Value {
+    place.run(&["time", "--json"]).json()["time"].take()
+}
+
+/// Waits until time stands still. Returns where, and what can be seen of the machine then.
+fn state(place: &Place) -> (u64, String, Vec<String>) {
+    wait_for("time to stand still", LONG, || time(place)["stands"].is_object());
+    let time = time(place);
+    let stands = &time["stands"];
+    let mut seen = Vec::new();
+    for guest in time["guests"].as_array().unwrap() {
+        let counts = ["awake_ns", "accesses", "commands"].map(|of| guest[of].as_u64().unwrap());
+        seen.push(format!("{counts:?}"));
+    }
+    for node in ["0", "1"] {
+        seen.push(place.run(&["inspect", node, "device", "--json"]).ok());
+        if have("gdb") {
+            let registers = ["gdb", node, "--", "-batch", "-ex", "info registers"];
+            let said = place.run(&registers).ok();
+            assert!(said.contains("rip "), "{said}");
+            seen.push(said);
+        }
+    }
+    (stands["ps"].as_u64().unwrap(), stands["text"].as_str().unwrap().to_owned(), seen)
+}
+
+#[test]
+fn a_replay_stops_at_the_same_state() {
+    const TEST: &str = "a_replay_stops_at_the_same_state";
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let record = place.file("input.jsonl");
+    up(&place, &["--record", &record]);
+    let before = time(&place)["guests"][0]["commands"].as_u64().unwrap();
+    let recorded = place.run_for(&talk("count=100"), LONG, b"").ok();
+    let after = time(&place)["guests"][0]["commands"].as_u64().unwrap();
+    place.run(&["down"]).ok();
+    // In the middle of it.
+    let number = (before + after) / 2;
+    assert!(number > before + 10, "{before} to {after}");
+
+    let until = format!("node 0 command {number}");
+    up(&place, &["--replay", &record, "--until", &until]);
+    let first = state(&place);
+    let (at, text, seen) = &first;
+    assert!(text.contains(&format!("as node 0 has started command {number} at ")), "{text}");
+    assert!(seen[0].ends_with(&format!(", {number}]")), "{seen:?}");
+    // What can be seen does not change by looking.
+    assert_eq!(state(&place), first);
+    place.run(&["down"]).ok();
+
+    // One steps back by running again, and forward from there.
+    let sooner = at - 1_000_000_000;
+    up(&place, &["--replay", &record, "--until", &format!("{sooner}ps")]);
+    let (stands, text, before) = state(&place);
+    assert_eq!(stands, sooner);
+    assert!(text.starts_with("modelled time stands still at ") && !text.contains("node"), "{text}");
+    assert_ne!(before, *seen);
+    let error = place.run(&["time", "--until", "1us"]).error();
+    assert!(error.contains("ms already"), "{error}");
+    place.run_for(&["time", "--until", &format!("{at}ps")], LONG, b"").ok();
+    let (stands, _, again) = state(&place);
+    assert_eq!((stands, &again), (*at, seen));
+    // And to the end of the program.
+    place.run(&["time", "--go-on"]).ok();
+    assert_eq!(place.run_for(&talk("count=100"), LONG, b"").ok(), recorded);
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+#[test]
+fn a_run_ends_where_time_is_to_stop() {
+    const TEST: &str = "a_run_ends_where_time_is_to_stop";
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let run = ["run", "--time", "modelled", "--image", Image::Default.name(), "--until"];
+    let ends = |until: &str, program: &[&str]| {
+        let said = place.run_for(&[&run[..], &[until, "-n", "1"], program].concat(), BOOT, b"");
+        assert_eq!(said.code, Some(125), "{said:?}");
+        said
+    };
+    // While it boots, and while the program runs.
+    let said = ends("10ms", &["true"]);
+    assert!(said.err.contains("stands still at 10 ms; the run ends here (--until)"), "{said:?}");
+    let said = ends("1000s", &["sh", "-c", "echo begins; sleep 10000"]);
+    assert_eq!(said.out, "0: begins\n");
+    assert!(said.err.contains("stands still at 1000000 ms; the run ends here"), "{said:?}");
+    assert!(said.err.contains("modelled time 1000.000000 s, "), "{said:?}");
+    let said = place.run(&[&run[..], &["soon", "true"]].concat());
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.err.contains("such as 250ms, 1.5s or"), "{said:?}");
+    place.is_clean();
+}
+
+/// A debugger holds one node for 10 s of the host. No time passes on the other one, either, although
+/// their programs wait for each other.
+#[test]
+fn a_debugger_stops_time_for_all() {
+    const TEST: &str = "a_debugger_stops_time_for_all";
+    const HELD: &str = "10";
+    if !have("gdb") {
+        return skip(TEST, "there is no gdb");
+    }
+    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    up(&place, &[]);
+    let alone = place.run_for(&talk("count=100"), LONG, b"").ok();
+    let mut under = Running::start(place.command(&talk("count=100000")), b"");
+    let held = place.file("held");
+    let holds = [
+        "gdb",
+        "0",
+        "--",
+        "-batch",
+        "-ex",
+        "break tick_nohz_handler",
+        "-ex",
+        "continue",
+        "-ex",
+        &format!("shell touch {held}; sleep {HELD}"),
+        "-ex",
+        "delete",
+        "-ex",
+        "backtrace",
+    ];
+    let gdb = place.start(&holds);
+    wait_for("gdb to hold the node", LONG, || fs::exists(&held).unwrap());
+    let stopped = time(&place);
+    std::thread::sleep(Duration::from_secs(8));
+    assert_eq!(time(&place)["modelled_ns"], stopped["modelled_ns"]);
+    let ready = place.ps()[0]["nodes"].as_array().unwrap().iter().all(|n| n["state"] == "ready");
+    assert!(ready && under.runs());
+    let said = gdb.end(LONG).ok();
+    assert!(said.contains("Breakpoint 1, ") && said.contains("#0"), "{said}");
+    let said = under.end(LONG).ok();
+    let longest = |said: &str| {
+        let row = said.lines().filter_map(|line| line.split_once(") ")).next_back().unwrap().1;
+        row.split_whitespace().next_back().unwrap().parse::<f64>().unwrap()
+    };
+    // Rounds take as long as those of a machine that nobody holds.
+    assert!(longest(&said) < longest(&alone) + 1.0, "{said}\n{alone}");
+    let dates = place.exec_all(&["date", "+%s"]);
+    assert!(dates.windows(2).all(|pair| pair[0] == pair[1]), "{dates:?}");
+    for node in [0, 1] {
+        let log = place.shell(node, "dmesg").to_lowercase();
+        for bad in ["timed out", "timeout", "hung", "stall", "lockup", "unstable"] {
+            assert!(!log.contains(bad), "{log}");
+        }
+    }
+    assert_eq!(time(&place)["late"], 0);
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
