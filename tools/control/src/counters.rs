@@ -61,6 +61,9 @@ pub struct NodeCounters {
     /// Commands of its control queues that wait for answers now. Not a counter.
     #[serde(default)]
     pub under_way: u64,
+    /// Modelled nanoseconds since guests began, in a machine in modelled time. Not a counter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modelled_ns: Option<u64>,
 }
 
 impl NodeCounters {
@@ -118,6 +121,7 @@ impl NodeCounters {
             ecc: less(&self.ecc, Some(&before.ecc)),
             ip: self.ip.as_ref().map(|now| less(now, before.ip.as_ref())),
             under_way: self.under_way,
+            modelled_ns: self.modelled_ns,
             nwp: self.nwp.as_ref().map(|now| less(now, before.nwp.as_ref())),
             links: self
                 .links

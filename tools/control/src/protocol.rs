@@ -416,6 +416,11 @@ pub struct MachineInfo {
     pub shards: Vec<ShardInfo>,
 }
 
+/// Modelled nanoseconds in seconds, with all digits.
+pub fn seconds(ns: u64) -> String {
+    format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
+}
+
 /// The time of a machine in modelled time, as `tofu time` shows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimeInfo {
@@ -772,6 +777,9 @@ pub struct CaptureSummary {
 pub struct EventInfo {
     /// Seconds since the machine's start.
     pub seconds: f64,
+    /// Modelled nanoseconds since guests began, in a machine in modelled time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modelled_ns: Option<u64>,
     /// Number of the node, if it is about one.
     pub node: Option<u32>,
     /// The node's coordinates.

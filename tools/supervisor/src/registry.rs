@@ -424,6 +424,11 @@ impl Registry {
         self.publish(None, EventKind::Job { job, state, command, nodes });
     }
 
+    /// The modelled nanoseconds that have passed, in a machine in modelled time.
+    pub(crate) fn modelled_ns(&self) -> Option<u64> {
+        Some(self.running()?.passed()?.ns)
+    }
+
     /// Sends an event to followers, and drops those that are too far behind. Wakes jobs that wait
     /// for nodes, which may be free now.
     pub(crate) fn publish(&self, node: Option<NodeId>, what: EventKind) {
@@ -436,6 +441,7 @@ impl Registry {
         }
         let event = Arc::new(EventInfo {
             seconds: self.started.elapsed().as_secs_f64(),
+            modelled_ns: self.modelled_ns(),
             node: node.map(|node| node.0),
             at: node.and_then(|node| Some(self.network.shape.coords(node)?.to_array())),
             what,

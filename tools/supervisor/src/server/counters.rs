@@ -25,8 +25,9 @@ const QUEUE: [CqReg; 4] =
 /// One line for the user, if the machine does not exist or has no such node.
 pub(super) fn of(registry: &Registry, id: NodeId) -> anyhow::Result<Option<NodeCounters>> {
     let ip = registry.gateway_link(registry.place(id)?).map(|stats| ip(&stats.now()));
+    let modelled_ns = registry.modelled_ns();
     Ok(registry.device(id)?.and_then(|node| match node.icc() {
-        Some(icc) => Some(NodeCounters { ip, ..of_device(icc) }),
+        Some(icc) => Some(NodeCounters { ip, modelled_ns, ..of_device(icc) }),
         None => node.nwp().map(of_nwp),
     }))
 }

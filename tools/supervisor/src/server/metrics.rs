@@ -187,7 +187,8 @@ fn page(registry: &Registry) -> String {
 }
 
 fn of_node(samples: &mut Samples, node: u32, counters: &NodeCounters) {
-    let NodeCounters { tnis, ports, queues, ecc, ip, nwp, links, under_way } = counters;
+    let NodeCounters { tnis, ports, queues, ecc, ip, nwp, links, under_way, modelled_ns: _ } =
+        counters;
     let node = ("node", node.to_string());
     let help = "Commands that wait for answers.";
     let label = std::slice::from_ref(&node);

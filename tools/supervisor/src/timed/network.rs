@@ -88,7 +88,7 @@ impl AnyNetwork for TimedNetwork {
 
     fn node(&self, id: NodeId) -> Option<Arc<dyn AnyNode>> {
         let function = Arc::clone(self.functions.get(id.index())?);
-        Some(Arc::new(TimedNode { id, function }))
+        Some(Arc::new(TimedNode { id, function, engine: Arc::clone(&self.engine) }))
     }
 
     fn shard(&self) -> Option<(&Arc<Shards>, ShardId)> {
@@ -113,6 +113,7 @@ impl AnyNetwork for TimedNetwork {
 struct TimedNode {
     id: NodeId,
     function: Arc<Function>,
+    engine: Arc<EventEngine>,
 }
 
 impl EndpointDevice for TimedNode {
@@ -141,6 +142,8 @@ impl Inspect for TimedNode {
     fn inspect(&self, visit: Visit<'_>) {
         visit.tree(|tree| {
             tree.add("index", &self.id.0);
+            tree.add("modelled_ns", &(self.engine.now() / 1000));
+            tree.add("commands", &self.engine.commands(self.id));
             tree.add("pci", self.function.endpoint());
             tree.add("device", self.function.icc());
         });

@@ -273,6 +273,9 @@ impl Paces {
             }
             if let Some(frozen) = guest.frozen.take() {
                 // Time has stood still for it, and its turn is still to come.
+                if at > guest.last {
+                    return Err(bad("it went on while time stood still"));
+                }
                 guest.asked = Some(frozen);
                 self.answer_all(&mut guests, pace);
                 continue;

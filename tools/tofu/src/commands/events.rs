@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
-use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
+use tofu_control::protocol::{EventInfo, EventKind, Reply, Request, seconds};
 use tofu_control::{Connection, MachineName, find_machine, rundir};
 
 /// Print a machine's events until it ends
@@ -53,6 +53,9 @@ pub(crate) fn run(args: &EventsArgs) -> anyhow::Result<u8> {
 /// An event for people.
 fn line(event: &EventInfo) -> String {
     let mut line = format!("{:10.3} s ", event.seconds);
+    if let Some(ns) = event.modelled_ns {
+        line += &format!(" {:>14} s modelled ", seconds(ns));
+    }
     if let Some(at) = event.at {
         line += &format!(" {}", Coords::from_array(at));
     }
@@ -113,8 +116,12 @@ mod tests {
     #[test]
     fn events_in_words() {
         let what = EventKind::Link { port: "X+".into(), up: false };
-        let event = EventInfo { seconds: 1.5, node: Some(0), at: Some([0; 6]), what };
+        let (seconds, node) = (1.5, Some(0));
+        let event = EventInfo { seconds, modelled_ns: None, node, at: Some([0; 6]), what };
         assert_eq!(line(&event), "     1.500 s  (0,0,0,0,0,0) link X+ down");
+        let modelled = EventInfo { modelled_ns: Some(1_900_000_005), ..event.clone() };
+        let expected = "     1.500 s      1.900000005 s modelled  (0,0,0,0,0,0) link X+ down";
+        assert_eq!(line(&modelled), expected);
         let what = EventKind::Ended { outcome: "exited".into(), code: Some(3), detail: None };
         assert_eq!(words(&what), "exited with code 3");
         let event = EventInfo { what: EventKind::Down, node: None, at: None, ..event };

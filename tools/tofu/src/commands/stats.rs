@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tofu_abi::Coords;
 use tofu_abi::regs::{PortReg, TniReg};
 use tofu_abi::tnw::{ChannelReg, LinkReg};
-use tofu_control::protocol::{Reply, Request};
+use tofu_control::protocol::{Reply, Request, seconds};
 use tofu_control::{
     Counters, LinkCounters, MachineName, NodeCounters, QueueCounters, ask, find_machine,
     parse_node, place, rundir, shape,
@@ -199,12 +199,16 @@ fn as_object((id, at, counters): &Counted) -> Value {
             "node": id.0, "at": at.to_array(), "nwp": nwp, "links": links.collect::<Vec<_>>(),
         });
     }
-    json!({
+    let mut object = json!({
         "node": id.0, "at": at.to_array(), "tnis": tnis.collect::<Vec<_>>(),
         "ports": ports.collect::<Vec<_>>(), "queues": queues.collect::<Vec<_>>(),
         "ecc": counters.ecc,
         "ip": counters.ip, "under_way": counters.under_way,
-    })
+    });
+    if let Some(ns) = counters.modelled_ns {
+        object["modelled_ns"] = json!(ns);
+    }
+    object
 }
 
 fn overview(out: &mut dyn Write, counted: &[Counted]) -> io::Result<()> {
@@ -230,7 +234,8 @@ fn details(
     at: Coords,
     counters: &NodeCounters,
 ) -> io::Result<()> {
-    writeln!(out, "node {at}")?;
+    let time = counters.modelled_ns.map(|ns| format!(", modelled time {} s", seconds(ns)));
+    writeln!(out, "node {at}{}", time.unwrap_or_default())?;
     let mut block = |title: String, counters: &Counters| -> io::Result<()> {
         let counted: Vec<_> = counters.iter().filter(|(_, value)| **value != 0).collect();
         if counted.is_empty() {

@@ -3,9 +3,9 @@
 use std::io::{self, Write};
 use std::path::Path;
 use std::thread::{self, sleep};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use tofu_abi::Coords;
@@ -18,6 +18,8 @@ use tofu_ui::table;
 
 /// The interval at which a machine is asked whether it has got there.
 const LOOK: Duration = Duration::from_millis(20);
+/// The time limit for a virtual machine to stop whose time stands still, on a busy host.
+const STOPS: Duration = Duration::from_secs(30);
 
 /// Show the time of a machine in modelled time, and what its guests spend on it
 ///
@@ -46,6 +48,17 @@ pub(crate) struct TimeArgs {
     go_on: bool,
 }
 
+/// Continues a virtual machine by its monitor, once it has stopped.
+fn continue_by(monitor: &Path) -> anyhow::Result<()> {
+    let mut monitor = Qmp::connect(monitor)?;
+    let until = Instant::now() + STOPS;
+    while monitor.command("query-status", json!({}))?["running"] != false {
+        ensure!(Instant::now() < until, "it does not stop");
+        sleep(LOOK);
+    }
+    monitor.command("cont", json!({})).map(drop)
+}
+
 /// Lets time go on, until it gets to another time if there is one.
 fn go_on(control: &Path, until: Option<u64>) -> anyhow::Result<()> {
     let nodes = info(control)?.nodes;
@@ -53,8 +66,7 @@ fn go_on(control: &Path, until: Option<u64>) -> anyhow::Result<()> {
     let folder = control.parent().context("a socket without a folder")?;
     let goes_on = |node: &NodeInfo| {
         let monitor = folder.join(node_file("qmp", Coords::from_array(node.at), "sock"));
-        let goes_on = Qmp::connect(&monitor).and_then(|mut qmp| qmp.command("cont", json!({})));
-        if let Err(error) = goes_on {
+        if let Err(error) = continue_by(&monitor) {
             tofu_ui::tell!("tofu: node {}: it does not go on by itself: {error:#}", node.index);
         }
     };

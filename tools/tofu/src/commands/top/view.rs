@@ -360,7 +360,8 @@ impl View {
                 lines.push(format!("  {name:<32} {:>12}", short(rate(*value, *seconds))));
             }
         };
-        let NodeCounters { tnis, ports, queues, ecc, ip, nwp, links, under_way } = &node.counters;
+        let NodeCounters { tnis, ports, queues, ecc, ip, nwp, links, under_way, modelled_ns: _ } =
+            &node.counters;
         block("error-correcting codes".to_owned(), ecc);
         for (n, tni) in tnis.iter().enumerate() {
             block(format!("TNI {n}"), tni);

@@ -170,6 +170,7 @@ mod tests {
     fn guests_that_end_well_are_not_dead() {
         let ended = |outcome: &str, code| EventInfo {
             seconds: 1.0,
+            modelled_ns: None,
             node: Some(3),
             at: None,
             what: EventKind::Ended { outcome: outcome.to_owned(), code, detail: None },
