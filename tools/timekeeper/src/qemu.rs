@@ -61,6 +61,14 @@ type Deadline = unsafe extern "C" fn(c_int, c_int) -> i64;
 type MsixNotify = unsafe extern "C" fn(*mut c_void, u32);
 type Stop = unsafe extern "C" fn();
 type RequestStop = unsafe extern "C" fn(c_int);
+type StopMachine = unsafe extern "C" fn(c_int) -> c_int;
+type MainLoop = unsafe extern "C" fn() -> *mut c_void;
+type Schedule = unsafe extern "C" fn(
+    *mut c_void,
+    unsafe extern "C" fn(*mut c_void),
+    *mut c_void,
+    *const c_char,
+);
 type Changed = unsafe extern "C" fn(*mut c_void, bool, c_int);
 type OnChange = unsafe extern "C" fn(Changed, *mut c_void) -> *mut c_void;
 type FindPort = unsafe extern "C" fn(*const c_char) -> *mut c_void;
@@ -84,6 +92,9 @@ struct Plugin {
     request_stop: RequestStop,
     in_processor: ThreadsIdle,
     stop_processor: Stop,
+    stop: StopMachine,
+    main_loop: MainLoop,
+    schedule: Schedule,
     on_change: OnChange,
     find_port: FindPort,
     room: Room,
@@ -267,14 +278,18 @@ impl Plugin {
         if let Some(board) = &mut state.board {
             board.rest();
         }
-        // SAFETY: QEMU's functions, as its own devices call them; the big lock is held. The main
-        // loop stops the processor before it lets go of that. In the processor's own thread, the
-        // processor does nothing before that.
+        // SAFETY: QEMU's functions, as its own devices call them; the big lock is held. In a timer
+        // of the main loop, that stops the machine before it lets go of the lock. In the
+        // processor's own thread, the processor does nothing until the main loop has got there,
+        // which must not move the clock of a processor that does nothing before that.
         unsafe {
-            (self.prepare_stop)();
-            (self.request_stop)(PAUSED);
             if (self.in_processor)() {
+                let what = c"tofu-stop".as_ptr();
+                (self.schedule)((self.main_loop)(), stop, null_mut(), what);
                 (self.stop_processor)();
+            } else {
+                (self.prepare_stop)();
+                (self.request_stop)(PAUSED);
             }
         }
     }
@@ -348,6 +363,12 @@ unsafe extern "C" fn tick(_: *mut c_void) {
     let until = u64::try_from(next).map_or(u64::MAX, |next| now.saturating_add(next));
     let go = state.pace.asleep(now, until);
     plugin.obey(&mut state, go, now);
+}
+
+/// Called by the main loop to stop the virtual machine.
+unsafe extern "C" fn stop(_: *mut c_void) {
+    // SAFETY: QEMU's function; the big lock is held, as in all that the main loop calls.
+    unsafe { (plugin().stop)(PAUSED) };
 }
 
 /// Called when the virtual machine has stopped, or is about to run.
@@ -502,6 +523,9 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             )),
             in_processor: transmute::<*mut c_void, ThreadsIdle>(symbol(c"qemu_in_vcpu_thread")),
             stop_processor: transmute::<*mut c_void, Stop>(symbol(c"cpu_stop_current")),
+            stop: transmute::<*mut c_void, StopMachine>(symbol(c"vm_stop")),
+            main_loop: transmute::<*mut c_void, MainLoop>(symbol(c"qemu_get_aio_context")),
+            schedule: transmute::<*mut c_void, Schedule>(symbol(c"aio_bh_schedule_oneshot_full")),
             on_change: transmute::<*mut c_void, OnChange>(symbol(
                 c"qemu_add_vm_change_state_handler",
             )),
