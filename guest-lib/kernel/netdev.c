@@ -1056,6 +1056,21 @@ void tofu_shim_skb_free(struct sk_buff *skb)
 	dev_kfree_skb_any(skb);
 }
 
+/*
+ * A short frame gets its checksum here, for programs that read frames from the interface and know
+ * nothing of partial ones, such as clients of DHCP. What is summed is what the sender's stack has
+ * made: the engine has checked it, and it was copied just now. Longer frames stay as they are.
+ */
+static bool complete_short(struct sk_buff *skb)
+{
+	if (skb->ip_summed != CHECKSUM_PARTIAL || skb_is_gso(skb) || skb_is_nonlinear(skb))
+		return true;
+	if (skb_checksum_help(skb))
+		return false;
+	skb->ip_summed = CHECKSUM_UNNECESSARY;
+	return true;
+}
+
 /* Gives a frame to the stack. False, and the frame is gone, if @offload do not fit to it. */
 bool tofu_shim_skb_receive(struct tofu_queue *queue, struct sk_buff *skb,
 			   const struct tofu_offload *offload)
@@ -1071,7 +1086,7 @@ bool tofu_shim_skb_receive(struct tofu_queue *queue, struct sk_buff *skb,
 			.csum_offset = __cpu_to_virtio16(true, offload->offset),
 		};
 
-		if (virtio_net_hdr_to_skb(skb, &hdr, true)) {
+		if (virtio_net_hdr_to_skb(skb, &hdr, true) || !complete_short(skb)) {
 			dev_core_stats_rx_dropped_inc(queue->dev);
 			dev_kfree_skb_any(skb);
 			return false;

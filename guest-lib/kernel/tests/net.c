@@ -3,7 +3,8 @@
  * The interface tofu0 from inside: `net test` checks what ethtool and ioctls report and set, and
  * frames that cannot be delivered; `net counters` prints the counters of ethtool, `net link` its
  * state of the link; `net longest N` lets TCP pass and receive up to N bytes at a time. `net
- * health` prints what devlink's reporter says.
+ * health` prints what devlink's reporter says, `net sums N` the state of the checksums of the next
+ * N short frames of TCP that come.
  */
 #include <arpa/inet.h>
 #include <linux/devlink.h>
@@ -367,6 +368,69 @@ static void longest(__u32 bytes)
 	close(s);
 }
 
+/* The sum of a packet of TCP over IPv4 with its pseudo header; 0xffff if its checksum is right. */
+static __u32 sum_of(const __u8 *ip)
+{
+	__u32 header = (ip[0] & 15) * 4, len = (ip[2] << 8 | ip[3]) - header, sum = 6 + len;
+
+	for (__u32 i = 12; i < 20; i++)
+		sum += ip[i] << (i & 1 ? 0 : 8);
+	for (__u32 i = 0; i < len; i++)
+		sum += ip[header + i] << (i & 1 ? 0 : 8);
+	while (sum >> 16)
+		sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* What the kernel says of the frame of a message. */
+static __u32 status_of(struct msghdr *m)
+{
+	struct tpacket_auxdata about = { 0 };
+	struct cmsghdr *c = CMSG_FIRSTHDR(m);
+
+	if (c && c->cmsg_level == SOL_PACKET && c->cmsg_type == PACKET_AUXDATA)
+		memcpy(&about, CMSG_DATA(c), sizeof(about));
+	return about.tp_status;
+}
+
+/* Reads short frames as a program does that knows nothing of checksums that are still partial. */
+static void sums(int frames)
+{
+	int right = 0, wrong = 0, partial = 0, one = 1;
+	struct timeval limit = { .tv_sec = 20 };
+	struct sockaddr_ll to = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_IP) };
+	int fd = socket(AF_PACKET, SOCK_DGRAM, 0);
+
+	to.sll_ifindex = if_nametoindex(name);
+	if (fd < 0 || setsockopt(fd, SOL_PACKET, PACKET_AUXDATA, &one, sizeof(one)) ||
+	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) ||
+	    bind(fd, (void *)&to, sizeof(to)))
+		die("packet socket");
+	puts("ready");
+	fflush(stdout);
+	while (right + wrong + partial < frames) {
+		static __u8 packet[1500];
+		char control[CMSG_SPACE(sizeof(struct tpacket_auxdata))];
+		struct sockaddr_ll from;
+		struct iovec iov = { packet, sizeof(packet) };
+		struct msghdr m = { &from, sizeof(from), &iov, 1, control, sizeof(control), 0 };
+		ssize_t len = recvmsg(fd, &m, MSG_TRUNC);
+
+		if (len < 0)
+			break;
+		if (from.sll_pkttype != PACKET_HOST || len < 40 || len > (ssize_t)sizeof(packet) ||
+		    packet[9] != IPPROTO_TCP)
+			continue;
+		if (status_of(&m) & TP_STATUS_CSUMNOTREADY)
+			partial++;
+		else if (sum_of(packet) == 0xffff)
+			right++;
+		else
+			wrong++;
+	}
+	printf("%d right, %d wrong, %d partial\n", right, wrong, partial);
+}
+
 int main(int argc, char **argv)
 {
 	int i, n;
@@ -396,8 +460,13 @@ int main(int argc, char **argv)
 		longest(atoi(argv[2]));
 		return 0;
 	}
+	if (argc == 3 && !strcmp(argv[1], "sums")) {
+		sums(atoi(argv[2]));
+		return 0;
+	}
 	if (argc != 2 || strcmp(argv[1], "test")) {
-		fprintf(stderr, "usage: net test | counters | link | health | longest N\n");
+		fprintf(stderr,
+			"usage: net test | counters | link | health | longest N | sums N\n");
 		return 2;
 	}
 	test();

@@ -134,6 +134,17 @@ fn longer_frames(place: &Place) {
     assert!(cut < 20, "{cut} frames were cut into segments");
 }
 
+/// Programs that read frames from the interface see short ones with their checksums, from nodes of
+/// both kinds.
+fn complete_short_frames(place: &Place) {
+    for from in [0, 1] {
+        let mut reader = place.start(&["exec", "2", "--", "/tmp/net", "sums", "3"]);
+        assert_eq!(reader.line(), "ready\n");
+        streams(place, from, 2, 1);
+        assert_eq!(reader.end(MOMENT).ok(), "ready\n3 right, 0 wrong, 0 partial\n", "from {from}");
+    }
+}
+
 /// The known state of a node's ports.
 #[track_caller]
 fn ports(place: &Place, node: usize) -> String {
@@ -435,6 +446,7 @@ fn driver_interface_works() {
     queues_are_used(&place);
     unread(&place);
     longer_frames(&place);
+    complete_short_frames(&place);
     fetch_long_frames(&place);
     // The interface itself, by its C test, which leaves it as it was.
     passes(&place, "0", &["/tmp/net", "test"]);
