@@ -8,7 +8,7 @@ use crate::engine::KernelMemory;
 use crate::tx_queue::TxQueue;
 
 /// The frames that the device has. It has one that goes in packets until the last of these was
-/// sent, and one that is fetched until it is known that it was, or that nobody fetches it any more.
+/// sent, and one that is fetched until it was, or will not be any more.
 #[derive(Default)]
 pub(super) struct Ledger {
     /// Bytes that the kernel was not told of when they were sent.
