@@ -9,14 +9,17 @@ use std::time::Duration;
 use serde_json::Value;
 use tofu_linux_tests::{PATIENCE, Place, Said, driver};
 
+/// Lines of the driver that variants replace.
+const HEADER: &str = "#include <linux/pci.h>\n";
+const WITH_DELAY: &str = "#include <linux/delay.h>\n#include <linux/pci.h>\n";
+const DRVDATA: &str = "\tpci_set_drvdata(pdev, this);\n";
 const SOURCE: &str = "../../guest-lib/kernel/samples/first_put";
 
 /// A wrong variant of the driver for learners.
 struct Wrong {
     name: &'static str,
-    /// The text that is replaced, and the new one.
-    from: &'static str,
-    to: &'static str,
+    /// Texts that are replaced, and the new ones.
+    edits: &'static [(&'static str, &'static str)],
     /// The rule that it breaks, or the beginning of what else the report has.
     named: Named,
 }
@@ -30,136 +33,290 @@ enum Named {
 
 use Named::{Left, Rule, Scene, Warning};
 
-const WRONG: [Wrong; 21] = [
-    Wrong { name: "no_master", from: "\tpci_set_master(pdev);\n", to: "", named: Rule("T-CQ-001") },
+const WRONG: [Wrong; 32] = [
+    Wrong {
+        name: "no_master",
+        edits: &[("\tpci_set_master(pdev);\n", "")],
+        named: Rule("T-CQ-001"),
+    },
     Wrong {
         name: "mrq_size",
-        from: "writeq(0, bar + CQS_MRQ_SIZE)",
-        to: "writeq(6, bar + CQS_MRQ_SIZE)",
+        edits: &[("writeq(0, bar + CQS_MRQ_SIZE)", "writeq(6, bar + CQS_MRQ_SIZE)")],
         named: Rule("T-CQ-002"),
     },
     Wrong {
         name: "tcq_address",
-        from: "writeq(address(this, m->tcq), bar",
-        to: "writeq(address(this, m->tcq) + 4, bar",
+        edits: &[("writeq(address(this, m->tcq), bar", "writeq(address(this, m->tcq) + 4, bar")],
         named: Rule("T-CQ-003"),
     },
     Wrong {
         name: "late_ring",
-        from: "\treturn readq_poll_timeout(bar + CQS_STATUS, status, status &",
-        to: "\twriteq(1, bar + CQS_TOQ_SIZE);\n\
+        edits: &[(
+            "\treturn readq_poll_timeout(bar + CQS_STATUS, status, status &",
+            "\twriteq(1, bar + CQS_TOQ_SIZE);\n\
              \treturn readq_poll_timeout(bar + CQS_STATUS, status, status &",
+        )],
         named: Rule("T-CQ-005"),
     },
     Wrong {
         name: "early_doorbell",
-        from: "\twriteq(1, bar + CQS_ENABLE);",
-        to: "\twriteq(1, bar + CQ_FETCH_START);\n\twriteq(1, bar + CQS_ENABLE);",
+        edits: &[(
+            "\twriteq(1, bar + CQS_ENABLE);",
+            "\twriteq(1, bar + CQ_FETCH_START);\n\twriteq(1, bar + CQS_ENABLE);",
+        )],
         named: Rule("T-CQ-006"),
     },
     Wrong {
         name: "doorbell_value",
-        from: "writeq(1, this->bar + CQ_FETCH_START)",
-        to: "writeq(3, this->bar + CQ_FETCH_START)",
+        edits: &[(
+            "writeq(1, this->bar + CQ_FETCH_START)",
+            "writeq(3, this->bar + CQ_FETCH_START)",
+        )],
         named: Rule("T-CQ-007"),
     },
     Wrong {
         name: "short_write",
-        from: "writeq(1, this->bar + TNI_ENABLE)",
-        to: "writew(1, this->bar + TNI_ENABLE); writeq(1, this->bar + TNI_ENABLE)",
+        edits: &[(
+            "writeq(1, this->bar + TNI_ENABLE)",
+            "writew(1, this->bar + TNI_ENABLE); writeq(1, this->bar + TNI_ENABLE)",
+        )],
         named: Rule("T-REG-001"),
     },
     Wrong {
         name: "clears_status",
-        from: "writeq(1, this->bar + TNI_ENABLE)",
-        to: "writeq(0, this->bar + CQS_STATUS); writeq(1, this->bar + TNI_ENABLE)",
+        edits: &[(
+            "writeq(1, this->bar + TNI_ENABLE)",
+            "writeq(0, this->bar + CQS_STATUS); writeq(1, this->bar + TNI_ENABLE)",
+        )],
         named: Rule("T-REG-003"),
     },
-    Wrong { name: "mtu", from: "(240ULL << 16)", to: "(241ULL << 16)", named: Rule("T-CMD-003") },
+    Wrong { name: "mtu", edits: &[("(240ULL << 16)", "(241ULL << 16)")], named: Rule("T-CMD-003") },
     Wrong {
         name: "wrong_node",
-        from: "target = x << 32",
-        to: "target = (x + 9) << 32",
+        edits: &[("target = x << 32", "target = (x + 9) << 32")],
         named: Rule("T-CMD-009"),
     },
     Wrong {
         name: "wrong_queue",
-        from: "cpu_to_le64((u64)TO << 40)",
-        to: "cpu_to_le64((u64)TO << 40 | 3ULL << 58)",
+        edits: &[("cpu_to_le64((u64)TO << 40)", "cpu_to_le64((u64)TO << 40 | 3ULL << 58)")],
         named: Rule("T-RMT-004"),
     },
     Wrong {
         name: "not_registered",
-        from: "\t\tregister_page(this, FROM);\n",
-        to: "",
+        edits: &[("\t\tregister_page(this, FROM);\n", "")],
         named: Rule("T-AT-004"),
     },
     Wrong {
         name: "peer_not_registered",
-        from: "\t\tregister_page(this, TO);\n",
-        to: "",
+        edits: &[("\t\tregister_page(this, TO);\n", "")],
         named: Rule("T-RMT-007"),
     },
     Wrong {
         name: "beyond_the_stag",
-        from: "cpu_to_le64((u64)LENGTH << 32)",
-        to: "cpu_to_le64((u64)8192 << 32)",
+        edits: &[("cpu_to_le64((u64)LENGTH << 32)", "cpu_to_le64((u64)8192 << 32)")],
         named: Rule("T-AT-005"),
     },
     Wrong {
         name: "no_pages",
-        from: "m->blocks[stag].length = cpu_to_le64(1)",
-        to: "m->blocks[stag].length = cpu_to_le64(0)",
+        edits: &[(
+            "m->blocks[stag].length = cpu_to_le64(1)",
+            "m->blocks[stag].length = cpu_to_le64(0)",
+        )],
         named: Rule("T-AT-012"),
     },
     Wrong {
         name: "physical_address",
-        from: "m->pages[stag][0] = cpu_to_le64(address(this, m->page[stag]) | VALID)",
-        to: "m->pages[stag][0] = cpu_to_le64(0xffffff0000ULL | VALID)",
+        edits: &[(
+            "m->pages[stag][0] = cpu_to_le64(address(this, m->page[stag]) | VALID)",
+            "m->pages[stag][0] = cpu_to_le64(0xffffff0000ULL | VALID)",
+        )],
         named: Rule("T-AT-015"),
     },
     // The memory may be freed now, but the device still has it.
     Wrong {
         name: "no_flush",
-        from: "\tdma_rmb();\n\tdev_info",
-        to: "\tdma_rmb();\n\tm->steering[TO].what = 0;\n\tdev_info",
+        edits: &[(
+            "\tdma_rmb();\n\tdev_info",
+            "\tdma_rmb();\n\tm->steering[TO].what = 0;\n\tdev_info",
+        )],
         named: Rule("T-AT-017"),
     },
     Wrong {
         name: "left_open",
-        from: "\tclose_queue(this);\n\tpci_clear_master",
-        to: "\tpci_clear_master",
+        edits: &[("\tclose_queue(this);\n\tpci_clear_master", "\tpci_clear_master")],
         // Node 0 is reset before.
         named: Left("node 1: TNI 0 CQ 0 is enabled"),
     },
     Wrong {
         name: "enabled_twice",
-        from: "\tpci_clear_master(pdev);",
-        to: "\tif (pci_enable_device(pdev))\n\t\treturn;",
+        edits: &[("\tpci_clear_master(pdev);", "\tif (pci_enable_device(pdev))\n\t\treturn;")],
         named: Left("node 0: Bus Master Enable is set"),
     },
     Wrong {
         name: "complains",
-        from: "\tpci_clear_master",
-        to: "\tWARN_ON(1);\n\tpci_clear_master",
+        edits: &[("\tpci_clear_master", "\tWARN_ON(1);\n\tpci_clear_master")],
         named: Warning("node 0, in unload: "),
     },
     Wrong {
         name: "no_device",
-        from: "\tpci_set_master(pdev);\n",
-        to: "\treturn -ENODEV;\n",
+        edits: &[("\tpci_set_master(pdev);\n", "\treturn -ENODEV;\n")],
         named: Scene("load", "node 0: the module is loaded, but no driver has taken the device"),
+    },
+    // The doorbell comes before what it is about: a barrier is missing.
+    Wrong {
+        name: "doorbell_first",
+        edits: &[
+            (HEADER, WITH_DELAY),
+            (
+                "\tm->toq[0][0] = cpu_to_le64(target",
+                "\twriteq(1, this->bar + CQ_FETCH_START);\n\tmdelay(5);\n\
+                 \tm->toq[0][0] = cpu_to_le64(target",
+            ),
+            ("by writeq. */\n\twriteq(1, this->bar + CQ_FETCH_START);\n", "by writeq. */\n"),
+        ],
+        named: Scene("load", "node 0: the module is loaded, but no driver has taken the device"),
+    },
+    // The index is not taken modulo the size of the queue.
+    Wrong {
+        name: "wraps",
+        edits: &[
+            ("m->toq[0][1]", "m->toq[ENTRIES][1]"),
+            ("m->toq[0][2]", "m->toq[ENTRIES][2]"),
+            ("m->toq[0][3]", "m->toq[ENTRIES][3]"),
+            ("m->toq[0][0]", "m->toq[ENTRIES][0]"),
+        ],
+        named: Scene("load", "node 0: the module is loaded, but no driver has taken the device"),
+    },
+    Wrong {
+        name: "freed_before_its_end",
+        edits: &[("by writeq. */\n", "by writeq. */\n\tm->steering[FROM].what = 0;\n")],
+        named: Rule("T-AT-004"),
+    },
+    Wrong {
+        name: "direction",
+        edits: &[
+            (
+                "\tm->pages[stag][0] = cpu_to_le64(address(this, m->page[stag]) | VALID);",
+                "\tvoid *page = (void *)__get_free_page(GFP_KERNEL);\n\n\
+                 \tm->pages[stag][0] = cpu_to_le64(VALID |\n\
+                 \t\tdma_map_single(this->dev, page, PAGE_SIZE, DMA_TO_DEVICE));",
+            ),
+            ("\tdma_addr_t address;\n", "\tdma_addr_t address;\n\tstruct device *dev;\n"),
+            (DRVDATA, "\tthis->dev = &pdev->dev;\n\tpci_set_drvdata(pdev, this);\n"),
+        ],
+        named: Rule("T-AT-015"),
+    },
+    // An error later in probe, whose way out leaves the queue on.
+    Wrong {
+        name: "error_path",
+        edits: &[
+            ("\tdma_rmb();\n\tdev_info", "\treturn -EIO;\n\tdma_rmb();\n\tdev_info"),
+            ("\t\tclose_queue(this);\n\t\treturn", "\t\treturn"),
+        ],
+        named: Left("node 0: TNI 0 CQ 0 is enabled"),
+    },
+    // After a reset the registers have to be written again.
+    Wrong {
+        name: "half_of_a_reset",
+        edits: &[
+            (HEADER, WITH_DELAY),
+            (
+                "static const struct pci_device_id",
+                "static void reset_done(struct pci_dev *pdev)\n{\n\
+                 \tstruct first_put *this = pci_get_drvdata(pdev);\n\n\
+                 \twriteq(1, this->bar + CQS_ENABLE);\n\
+                 \twriteq(1, this->bar + TNI_ENABLE);\n\
+                 \tmsleep(20);\n\
+                 \twriteq(1, this->bar + CQ_FETCH_START);\n}\n\n\
+                 static const struct pci_error_handlers handlers = {\n\
+                 \t.reset_done = reset_done,\n};\n\n\
+                 static const struct pci_device_id",
+            ),
+            (
+                "\t.remove = first_put_remove,",
+                "\t.remove = first_put_remove,\n\t.err_handler = &handlers,",
+            ),
+        ],
+        named: Rule("T-TOQ-001"),
+    },
+    // A timer that outlives the driver takes the node with it.
+    Wrong {
+        name: "used_after_remove",
+        edits: &[
+            ("struct first_put {\n", "struct first_put {\n\tstruct timer_list timer;\n"),
+            (
+                "static int first_put_probe(",
+                "static void look(struct timer_list *timer)\n{\n\
+                 \tstruct first_put *this = timer_container_of(this, timer, timer);\n\n\
+                 \treadq(this->bar + CQS_STATUS);\n\tmod_timer(timer, jiffies + 1);\n}\n\n\
+                 static int first_put_probe(",
+            ),
+            (
+                DRVDATA,
+                "\ttimer_setup(&this->timer, look, 0);\n\
+                 \tmod_timer(&this->timer, jiffies + 1);\n\tpci_set_drvdata(pdev, this);\n",
+            ),
+        ],
+        named: Scene("unload", "node "),
+    },
+    Wrong {
+        name: "interrupt_left",
+        edits: &[
+            (HEADER, "#include <linux/interrupt.h>\n#include <linux/pci.h>\n"),
+            (
+                "static int first_put_probe(",
+                "static irqreturn_t handle(int irq, void *data)\n{\n\
+                 \treturn IRQ_HANDLED;\n}\n\nstatic int first_put_probe(",
+            ),
+            (
+                DRVDATA,
+                "\terror = pci_alloc_irq_vectors(pdev, 1, 1, PCI_IRQ_MSIX);\n\
+                 \tif (error < 0)\n\t\treturn error;\n\
+                 \terror = request_irq(pci_irq_vector(pdev, 0), handle, 0, \"put\", this);\n\
+                 \tif (error)\n\t\treturn error;\n\tpci_set_drvdata(pdev, this);\n",
+            ),
+        ],
+        named: Warning("node 0, in unload: "),
+    },
+    Wrong {
+        name: "short_read",
+        edits: &[(DRVDATA, "\tpci_set_drvdata(pdev, this);\n\treadw(this->bar + CQS_STATUS);\n")],
+        named: Rule("T-REG-001"),
+    },
+    Wrong {
+        name: "late_doorbell",
+        edits: &[(
+            "\tclose_queue(this);\n\tpci_clear_master",
+            "\tclose_queue(this);\n\twriteq(1, this->bar + CQ_FETCH_START);\n\
+             \tpci_clear_master",
+        )],
+        named: Rule("T-CQ-006"),
+    },
+    // Memory goes while its queue is still on.
+    Wrong {
+        name: "freed_before_the_queue",
+        edits: &[(
+            "\tclose_queue(this);\n\tpci_clear_master",
+            "\tdmam_free_coherent(&pdev->dev, sizeof(*this->memory), this->memory,\n\
+             \t\t\t   this->address);\n\
+             \twriteq(1, this->bar + TNI_ENABLE);\n\twriteq(1, this->bar + CQ_FETCH_START);\n\
+             \tclose_queue(this);\n\tpci_clear_master",
+        )],
+        named: Rule("T-TOQ-001"),
     },
 ];
 
 /// Writes a variant of the driver, and returns its folder.
-fn variant(place: &Place, name: &str, from: &str, to: &str) -> PathBuf {
+fn variant(place: &Place, name: &str, edits: &[(&str, &str)]) -> PathBuf {
     let folder = place.path().join(name);
     fs::create_dir(&folder).unwrap();
     fs::copy(Path::new(SOURCE).join("Kbuild"), folder.join("Kbuild")).unwrap();
-    let source = fs::read_to_string(Path::new(SOURCE).join("first_put.c")).unwrap();
-    assert!(source.contains(from), "{name}");
-    fs::write(folder.join("first_put.c"), source.replacen(from, to, 1)).unwrap();
+    let mut source = fs::read_to_string(Path::new(SOURCE).join("first_put.c")).unwrap();
+    for (from, to) in edits {
+        assert!(source.contains(from), "{name}: {from}");
+        source = source.replacen(from, to, 1);
+    }
+    fs::write(folder.join("first_put.c"), source).unwrap();
     folder
 }
 
@@ -219,8 +376,8 @@ fn wrong_drivers_are_named_by_their_rules() {
 
 /// The report about a wrong driver, if it lacks something.
 fn missed(place: &Place, wrong: &Wrong) -> Option<String> {
-    let Wrong { name, from, to, named } = wrong;
-    let folder = variant(place, name, from, to);
+    let Wrong { name, edits, named } = wrong;
+    let folder = variant(place, name, edits);
     let said = prove(place, &[folder.to_str().unwrap(), "--quick"]);
     let report = report(&said);
     let begins = |list: &str, with: &str| {
@@ -252,7 +409,7 @@ fn drivers_that_end_badly_end_in_time() {
         ("crashes", "\t*(volatile int *)8 = 1;\n", ""),
     ] {
         let from = "\tpci_set_master(pdev);\n";
-        let folder = variant(&place, name, from, to);
+        let folder = variant(&place, name, &[(from, to)]);
         let header = "#include <linux/pci.h>\n";
         let file = folder.join("first_put.c");
         let source = fs::read_to_string(&file).unwrap();
@@ -278,7 +435,7 @@ fn what_is_no_driver_is_refused_at_once() {
     let said = prove(&place, &[&text]);
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.err.contains("neither a module (.ko), nor a program"), "{said:?}");
-    let folder = variant(&place, "typo", "writeq(0, bar", "wrietq(0, bar");
+    let folder = variant(&place, "typo", &[("writeq(0, bar", "wrietq(0, bar")]);
     let said = prove(&place, &[folder.to_str().unwrap()]);
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.err.contains("does not compile") && said.err.contains("wrietq"), "{said:?}");

@@ -26,7 +26,7 @@ use tofu_linux_nodes::lab::Lab;
 use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::progress::ImageProgress;
 use tofu_spec::MachineSpec;
-use tofu_spec::units::{ImageName, MemorySize};
+use tofu_spec::units::{ImageName, MemorySize, Timeout};
 use tofu_ui::Style;
 
 pub use crate::options::Options;
@@ -59,6 +59,8 @@ pub fn run(options: &Options) -> anyhow::Result<u8> {
         append: subject.append()?,
         image,
         generation: options.generation,
+        // A busy host needs longer for that than for a command.
+        boot_timeout: Some(Timeout(options.patience * 2)),
         ..MachineSpec::default()
     };
     // The process gives up the right to make files when the machine starts.

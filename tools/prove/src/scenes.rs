@@ -130,9 +130,9 @@ pub(crate) fn play(
     let pinned = stage.prepare()?;
     let first = Counts::of(nodes)?;
     let scenes = if subject.module().is_some() { &MODULE[..] } else { &PROGRAM[..] };
-    let mut stopped = false;
+    let mut stopped = None;
     for scene in scenes.iter().filter(|scene| scene.quick || !options.quick) {
-        let row = if stopped {
+        let row = if stopped.is_some() {
             let says = String::new();
             let outcome = Outcome::NotRun;
             SceneReport { name: scene.name, outcome, seconds: 0.0, says, broken: Vec::new() }
@@ -151,11 +151,24 @@ pub(crate) fn play(
         say(&row)?;
         report.scenes.push(row);
     }
-    if !stopped {
-        stage.leftovers(&pinned, report)?;
-        report.explain(subject.leaves_out());
+    match stopped {
+        None => {
+            stage.leftovers(&pinned, report)?;
+            report.explain(subject.leaves_out());
+        }
+        Some(Stopped::Failed) => stage.leftovers_of_failure(&pinned, report),
+        Some(Stopped::Gone) => {}
     }
     Ok(())
+}
+
+/// The reason for which no more scenes are played.
+#[derive(Clone, Copy)]
+enum Stopped {
+    /// A scene without which the others make no sense. The nodes answer.
+    Failed,
+    /// A node does not.
+    Gone,
 }
 
 impl Stage<'_> {
@@ -164,7 +177,7 @@ impl Stage<'_> {
         &self,
         scene: &Scene,
         report: &mut Report,
-        stopped: &mut bool,
+        stopped: &mut Option<Stopped>,
     ) -> anyhow::Result<SceneReport> {
         let (before, start) = (Counts::of(self.nodes)?, Instant::now());
         let result = (scene.play)(self);
@@ -176,12 +189,16 @@ impl Stage<'_> {
             Ok(says) => (Outcome::Passed, says.clone()),
             Err(error) => (Outcome::Failed, format!("{error:#}")),
         };
-        *stopped = result.as_ref().is_err_and(|error| scene.needed || error.is::<Gone>());
+        *stopped = match &result {
+            Err(error) if error.is::<Gone>() => Some(Stopped::Gone),
+            Err(_) if scene.needed => Some(Stopped::Failed),
+            _ => None,
+        };
         if !result.is_err_and(|error| error.is::<Gone>()) {
             match self.log(scene.name, report) {
                 Ok(()) => {}
                 Err(error) => {
-                    *stopped = true;
+                    *stopped = Some(Stopped::Gone);
                     report.warn(format!("in {}: the log cannot be read: {error:#}", scene.name));
                 }
             }
@@ -534,6 +551,19 @@ impl Stage<'_> {
             self.nodes.both_must(&script)?;
         }
         Ok("5 times on both nodes".into())
+    }
+
+    /// The same for a driver that did not take the device: ways out of errors leak, too.
+    fn leftovers_of_failure(&self, pinned: &[i64; 2], report: &mut Report) {
+        let unloaded = match self.subject.module() {
+            Some(module) => self.nodes.both(&format!("rmmod {module} 2>&1; true")).map(drop),
+            None => Ok(()),
+        };
+        let unload = "unload after the failure";
+        let looked = unloaded.and_then(|()| self.log(unload, report));
+        if let Err(error) = looked.and_then(|()| self.leftovers(pinned, report)) {
+            report.warn(format!("in {unload}: {error:#}"));
+        }
     }
 
     /// Finds what the driver has left on: in the devices, as the host sees them, and pinned pages.

@@ -62,7 +62,7 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "GENERATION")]
     generation: Option<Interconnect>,
 
-    /// Time after which a command on a node counts as hung
+    /// Time after which a command on a node counts as hung; to boot, it has twice as long
     #[arg(long, value_name = "TIME", default_value = "60s")]
     patience: Timeout,
 
