@@ -1,6 +1,7 @@
 //! `tofu run`: jobs of C programs on Linux nodes, with and without MPI, and how they end.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
@@ -234,16 +235,24 @@ fn files_come_back(job: &Job) {
 }
 
 /// A job script's ranks run on the machine's nodes: programs of the host with its libraries,
-/// although `mpiexec` serves MPI, behind tools of the site, and scripts that call such tools.
+/// although `mpiexec` serves MPI, also several of them, behind tools of the site and in scripts.
 fn script_on_machine(job: &Job) {
     let folder = job.place.path().join("batch");
     fs::create_dir(&folder).unwrap();
     fs::copy(job.place.path().join("ring"), folder.join("ring")).unwrap();
     let rank = "#!/bin/sh\nnumactl -C $TOFU_RANK echo $PJM_JOBNAME $A\n";
     fs::write(folder.join("rank.sh"), rank).unwrap();
+    fs::create_dir(folder.join("deep")).unwrap();
+    fs::copy(job.place.path().join("ring"), folder.join("deep/ring")).unwrap();
+    let starter = folder.join("starter.sh");
+    fs::write(&starter, "#!/bin/sh\nenv A=3 ./ring\n").unwrap();
+    fs::set_permissions(&starter, fs::Permissions::from_mode(0o755)).unwrap();
     let script = "#!/bin/bash\n#PJM -L node=2 -N two\n#PJM -x A=1\n\
                   mpiexec -of ring.out ./ring\nmpiexec -of wrapped.out numactl -C 0 ./ring\n\
-                  export A=2\nmpiexec -of script.out sh ./rank.sh\n";
+                  export A=2\nmpiexec -of script.out sh ./rank.sh\n\
+                  mpiexec -of several.out -n 1 ./ring : -n 1 ./deep/ring\n\
+                  mpiexec -of shell.out sh -c 'cd deep && exec ./ring'\n\
+                  mpiexec -of starter.out ./starter.sh\n";
     fs::write(folder.join("job.sh"), script).unwrap();
     let number = job.batch(&folder, &["--machine", "two", "job.sh"]);
     let read = |name: &str| {
@@ -252,7 +261,9 @@ fn script_on_machine(job: &Job) {
     };
     let said = read(&format!("two.{number}.err"));
     let ring = "rank 0 of 2: hello from rank 1|rank 1 of 2: hello from rank 0";
-    assert_eq!((read("ring.out"), read("wrapped.out")), (ring.into(), ring.into()), "{said}");
+    for name in ["ring", "wrapped", "several", "shell", "starter"] {
+        assert_eq!(read(&format!("{name}.out")), ring, "{name}: {said}");
+    }
     let told = "numactl: ignored; echo runs without it";
     assert_eq!(read("script.out"), format!("{told}|{told}|two 2|two 2"), "{said}");
     assert!(said.contains("mpiexec: ignored: numactl"), "{said}");

@@ -2,10 +2,8 @@
 //! others, which later jobs can reuse.
 
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, bail};
 use object::FileKind;
@@ -13,17 +11,13 @@ use sha2::{Digest, Sha256};
 use tofu_agent::files::{self, Source};
 use tofu_image::{Arch, Progress};
 
+use crate::closure::{closure, without_mpis};
 use crate::libraries::Closure;
 use crate::spec::{JobSpec, Libs};
-use crate::{cross_arch, elf, libraries};
+use crate::{cross_arch, elf, folder, libraries};
 
 /// The most that is copied to nodes of a file or folder, in bytes.
 const MAX_COPY: u64 = 256 << 20;
-/// The loader that our libraries are built for.
-#[cfg(not(target_arch = "aarch64"))]
-const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
-#[cfg(target_arch = "aarch64")]
-const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
 /// Folders in a job's folder. The last two are links to sets of libraries: the host's with their
 /// loader, and ours.
@@ -37,29 +31,52 @@ pub(crate) const WORK: &str = "work";
 /// The file with the mapinfo.
 pub(crate) const MAP: &str = "map.json";
 
-/// Starts a program in a folder, with another one at the end of the path.
-const START: &str = r#"cd "$0" && PATH=$PATH:$1 && export PATH && shift && exec "$@""#;
+/// Starts a program in a folder, with another one at the end of the path. Where the node's loader
+/// is one that jobs have brought, programs that the program starts get the job's libraries.
+const START: &str = r#"
+cd "$0" && PATH=$PATH:$1 && export PATH || exit
+if [ -n "$2" ] && [ "$(readlink "$2")" = "$3" ]; then
+    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$4
+    export LD_LIBRARY_PATH
+fi
+shift 4
+exec "$@"
+"#;
+/// The folder for the loader on nodes that have none of their own. It is a copy: sets of libraries
+/// come and go.
+const LOADERS: &str = "/run/tofu-loader";
 
 /// Files, by their names in a folder.
 type Files = Vec<(PathBuf, Source)>;
 
-/// A job's files, and how its program is started.
+/// A job's files, and how its programs are started.
 #[derive(Debug)]
 pub(crate) struct Bundle {
     contents: Vec<(PathBuf, Source)>,
-    /// The program's libraries with their loader, unless the nodes' own are used.
-    libraries: Option<Files>,
+    /// Libraries of the programs with their loader, unless the nodes' own are used.
+    libraries: Option<BTreeMap<String, PathBuf>>,
     /// Our libraries.
     ours: Vec<PathBuf>,
-    start: Start,
-    args: Vec<String>,
+    /// At least one.
+    programs: Vec<Started>,
     /// A message for the user about the program and MPI.
     about_mpi: Option<String>,
-    /// The architecture that the program is for, if its file says so.
+    /// The architecture that the programs are for, if their files say so.
     arch: Option<Arch>,
-    /// True if the job has MPI and the program may use it: a file that is not linked with an MPI
+    /// True if the job has MPI and a program may use it: a file that is not linked with an MPI
     /// library does not.
     mpi: bool,
+    /// Programs that ranks may start by themselves.
+    folder: Vec<folder::Program>,
+    /// Where those expect their loader.
+    loader: Option<PathBuf>,
+}
+
+/// A program with its arguments.
+#[derive(Debug)]
+struct Started {
+    start: Start,
+    args: Vec<String>,
 }
 
 /// A set of libraries for a node.
@@ -104,6 +121,124 @@ fn working_folder(spec: &JobSpec) -> anyhow::Result<Files> {
     Ok(contents)
 }
 
+/// A program of a job and what it needs on nodes.
+struct Needed {
+    started: Started,
+    /// The program's file, by its place in the job's folder.
+    file: Option<(PathBuf, Source)>,
+    ours: Vec<PathBuf>,
+    libraries: Option<BTreeMap<String, PathBuf>>,
+    about_mpi: Option<String>,
+    arch: Option<Arch>,
+    mpi: bool,
+}
+
+impl Needed {
+    /// Finds out what a program needs. Its file gets a place of this number.
+    fn new(
+        (number, words): (usize, &[String]),
+        spec: &JobSpec,
+        folder: &[folder::Program],
+        progress: &dyn Progress,
+    ) -> anyhow::Result<Self> {
+        let Some((program, args)) = words.split_first() else { bail!("no program named") };
+        if program.contains('/') || matches!(program.as_str(), "." | "..") {
+            return Self::of_file((number, program, args), spec, folder, progress);
+        }
+        if spec.libs == Libs::Host {
+            bail!("--libs host: {program} is a program of the nodes; write ./{program} for a file");
+        }
+        let ours = libraries::find()?;
+        Ok(Self {
+            mpi: spec.mpi && folder::may_use_mpi(words, None, (folder, &ours), spec),
+            ours,
+            started: Started { start: Start::Named(program.clone()), args: args.to_vec() },
+            file: None,
+            libraries: None,
+            about_mpi: None,
+            arch: None,
+        })
+    }
+
+    fn of_file(
+        (number, program, args): (usize, &str, &[String]),
+        spec: &JobSpec,
+        folder: &[folder::Program],
+        progress: &dyn Progress,
+    ) -> anyhow::Result<Self> {
+        let path = Path::new(program);
+        let (bytes, loader) = read(path)?;
+        let uses_mpi = spec.mpi && elf::uses_mpi(&bytes);
+        let arch = Arch::of_elf(&bytes);
+        let (ours, closure) =
+            find(path, (arch, loader, uses_mpi), spec, progress).map_err(|error| {
+                match elf::without_mpi(program, &bytes).filter(|_| !spec.mpi) {
+                    Some(why) => error.context(why),
+                    None => error,
+                }
+            })?;
+        let may_use = match arch {
+            None => folder::may_use_mpi(args, Some(&bytes), (folder, &ours), spec),
+            // Where the host's libraries are used, none of them is MPI's.
+            Some(_) => uses_mpi || closure.is_none(),
+        };
+        let mut file = libraries::name(path)?.to_owned();
+        if number > 0 {
+            file = format!("{number}/{file}");
+        }
+        let about_mpi = elf::about_mpi(program, &bytes, spec.mpi);
+        let contents = (Path::new(BIN).join(&file), Source::File(0o755, bytes));
+        let (libraries, start) = match closure {
+            Some(Closure { loader, files }) => (Some(files), Start::Loader { loader, file }),
+            // A static program, a script, or a program with the nodes' own libraries.
+            None => (None, Start::File(file)),
+        };
+        Ok(Self {
+            started: Started { start, args: args.to_vec() },
+            file: Some(contents),
+            ours,
+            libraries,
+            about_mpi,
+            arch,
+            mpi: spec.mpi && may_use,
+        })
+    }
+}
+
+/// Finds our libraries for a file, and those of the host that it is run with.
+fn find(
+    path: &Path,
+    (arch, loader, uses_mpi): (Option<Arch>, Option<PathBuf>, bool),
+    spec: &JobSpec,
+    progress: &dyn Progress,
+) -> anyhow::Result<(Vec<PathBuf>, Option<Closure>)> {
+    Ok(match (arch, loader) {
+        // The nodes' own libraries are used, for example for MPI.
+        (Some(Arch::Arm64), Some(_)) if spec.libs.are_the_nodes(uses_mpi) => {
+            (libraries::find_arm64(progress)?.0, None)
+        }
+        (Some(Arch::Arm64), Some(loader)) => {
+            let (ours, closure) = cross_arch::closure(&loader, path, progress)?;
+            (ours, without_mpis(closure, spec))
+        }
+        // A static program uses no libraries.
+        (Some(Arch::Arm64), None) => (Vec::new(), None),
+        (_, loader) => {
+            let ours = libraries::find()?;
+            let loader = loader.filter(|_| !spec.libs.are_the_nodes(uses_mpi));
+            let closure = loader.map(|loader| closure(&loader, path, &ours, spec));
+            (ours, closure.transpose()?.flatten())
+        }
+    })
+}
+
+/// Adds libraries to others. Those that are there already stay.
+fn add(files: Option<BTreeMap<String, PathBuf>>, to: &mut Option<BTreeMap<String, PathBuf>>) {
+    for (name, path) in files.into_iter().flatten() {
+        to.get_or_insert_default().entry(name).or_insert(path);
+    }
+}
+
 impl Bundle {
     /// Creates the bundle that `args` asks for. Libraries for another architecture than the host's
     /// are built and fetched if necessary.
@@ -112,70 +247,37 @@ impl Bundle {
     ///
     /// If a file does not exist or cannot run on nodes.
     pub(crate) fn new(spec: &JobSpec, progress: &dyn Progress) -> anyhow::Result<Self> {
-        let Some((program, words)) = spec.program.split_first() else { bail!("no program named") };
-        let mut contents = working_folder(spec)?;
-        let bundle = |start, contents, arch| Self {
-            contents,
+        let mut bundle = Self {
+            contents: working_folder(spec)?,
             libraries: None,
             ours: Vec::new(),
-            start,
-            args: words.to_vec(),
+            programs: Vec::new(),
             about_mpi: None,
-            arch,
-            mpi: spec.mpi,
+            arch: None,
+            mpi: false,
+            folder: folder::programs(spec),
+            loader: None,
         };
-        if !program.contains('/') && !matches!(program.as_str(), "." | "..") {
-            if spec.libs == Libs::Host {
-                bail!(
-                    "--libs host: {program} is a program of the nodes; write ./{program} for a file"
-                );
+        let others = spec.others.iter().map(|(_, words)| &**words);
+        for program in std::iter::once(&*spec.program).chain(others).enumerate() {
+            let needed = Needed::new(program, spec, &bundle.folder, progress)?;
+            if let (Some(one), Some(other)) = (bundle.arch, needed.arch)
+                && one != other
+            {
+                bail!("cannot run {}: it is for {other}, and others for {one}", program.1[0]);
             }
-            let ours = libraries::find()?;
-            return Ok(Self { ours, ..bundle(Start::Named(program.clone()), contents, None) });
+            bundle.contents.extend(needed.file);
+            add(needed.libraries, &mut bundle.libraries);
+            bundle.programs.push(needed.started);
+            bundle.about_mpi = bundle.about_mpi.or(needed.about_mpi);
+            bundle.mpi |= needed.mpi;
+            // Those of a program that says for which architecture they are count more.
+            if needed.arch.is_some() || bundle.ours.is_empty() {
+                bundle.ours = needed.ours;
+            }
+            bundle.arch = bundle.arch.or(needed.arch);
         }
-        let path = Path::new(program);
-        let (bytes, loader) = read(path)?;
-        let about_mpi = elf::about_mpi(program, &bytes, spec.mpi);
-        let without_mpi = elf::without_mpi(program, &bytes).filter(|_| !spec.mpi);
-        let explain = |error: anyhow::Error| match without_mpi {
-            Some(why) => error.context(why),
-            None => error,
-        };
-        let uses_mpi = spec.mpi && elf::uses_mpi(&bytes);
-        let arch = Arch::of_elf(&bytes);
-        let name = libraries::name(path)?.to_owned();
-        contents.push((Path::new(BIN).join(&name), Source::File(0o755, bytes)));
-        let (ours, closure) = match (arch, loader) {
-            // The nodes' own libraries are used, for example for MPI.
-            (Some(Arch::Arm64), Some(_)) if spec.libs.are_the_nodes(uses_mpi) => {
-                (libraries::find_arm64(progress)?.0, None)
-            }
-            (Some(Arch::Arm64), Some(loader)) => {
-                let found = cross_arch::closure(&loader, path, progress);
-                let (ours, closure) = found.map_err(explain)?;
-                (ours, without_mpis(closure, spec))
-            }
-            // A static program uses no libraries.
-            (Some(Arch::Arm64), None) => (Vec::new(), None),
-            (_, loader) => {
-                let ours = libraries::find()?;
-                let loader = loader.filter(|_| !spec.libs.are_the_nodes(uses_mpi));
-                let closure = loader.map(|loader| closure(&loader, path, &ours, spec));
-                (ours, closure.transpose().map_err(explain)?.flatten())
-            }
-        };
-        let (libraries, start) = match closure {
-            Some(Closure { loader, files }) => {
-                let files = files.into_iter();
-                let set = files.map(|(name, path)| (name.into(), Source::Path(path)));
-                (Some(set.collect()), Start::Loader { loader, file: name })
-            }
-            // A static program, a script, or a program with the nodes' own libraries.
-            None => (None, Start::File(name)),
-        };
-        // Where the host's libraries are used, none of them is MPI's.
-        let mpi = spec.mpi && (arch.is_none() || uses_mpi || libraries.is_none());
-        Ok(Self { libraries, ours, about_mpi, mpi, ..bundle(start, contents, arch) })
+        Ok(bundle)
     }
 
     /// Returns the architecture that the program is for, or `None` for scripts and for programs of
@@ -189,18 +291,28 @@ impl Bundle {
     /// # Errors
     ///
     /// If the program is for another architecture, or there are no libraries for this one.
-    pub(crate) fn fit(&mut self, machine: Arch, progress: &dyn Progress) -> anyhow::Result<()> {
-        match (self.arch, &self.start) {
-            (Some(arch), Start::File(file) | Start::Loader { file, .. }) if arch != machine => {
-                bail!("cannot run {file}: it is for {arch}, and the machine's nodes are {machine}")
-            }
-            // Programs that a script starts may use our libraries, so these must be for the nodes.
-            (None, _) if machine == Arch::Arm64 => {
-                self.ours = libraries::find_arm64(progress)?.0;
-                Ok(())
-            }
-            _ => Ok(()),
+    pub(crate) fn fit(
+        &mut self,
+        machine: Arch,
+        spec: &JobSpec,
+        progress: &dyn Progress,
+    ) -> anyhow::Result<()> {
+        if let Some(arch) = self.arch.filter(|arch| *arch != machine) {
+            let files = self.programs.iter().filter_map(|program| match &program.start {
+                Start::File(file) | Start::Loader { file, .. } => Some(file.as_str()),
+                Start::Named(_) => None,
+            });
+            let files = files.collect::<Vec<_>>().join(", ");
+            bail!("cannot run {files}: it is for {arch}, and the machine's nodes are {machine}");
         }
+        if self.arch.is_none() && machine == Arch::Arm64 {
+            // Programs that a script starts may use our libraries, so these must be for the nodes.
+            self.ours = libraries::find_arm64(progress)?.0;
+        }
+        let needs = folder::needs(&self.folder, machine, &self.ours, spec, progress);
+        self.loader = needs.loader;
+        add(Some(needs.files).filter(|files| !files.is_empty()), &mut self.libraries);
+        Ok(())
     }
 
     /// Returns whether the nodes need an image with MPI.
@@ -253,27 +365,67 @@ impl Bundle {
             .map(|library| Ok((libraries::name(library)?.into(), Source::Path(library.clone()))));
         let mut sets = vec![set(TOFU, &ours.collect::<anyhow::Result<_>>()?)?];
         if let Some(libraries) = &self.libraries {
-            sets.push(set(LIB, libraries)?);
+            let files = libraries.iter();
+            let files = files.map(|(name, path)| (name.into(), Source::Path(path.clone())));
+            sets.push(set(LIB, &files.collect())?);
         }
         Ok(sets)
     }
 
-    /// Returns the command line that runs the program, if the job's folder is at `folder`.
-    pub(crate) fn command(&self, folder: &str) -> Vec<String> {
-        let words = match &self.start {
-            Start::Named(name) => vec![name.clone()],
-            Start::File(file) => vec![format!("{folder}/{BIN}/{file}")],
-            Start::Loader { loader, file } => vec![
-                format!("{folder}/{LIB}/{loader}"),
-                "--library-path".to_owned(),
-                format!("{folder}/{LIB}:{folder}/{TOFU}"),
-                format!("{folder}/{BIN}/{file}"),
-            ],
+    /// Returns what a node without a loader of its own needs for programs that ranks start: where
+    /// these expect the loader, its place among the given sets of libraries, and that of the copy.
+    pub(crate) fn loader(&self, sets: &[Set]) -> Option<[String; 3]> {
+        let expected = self.loader.as_ref()?;
+        let name = libraries::name(expected).ok()?;
+        let set = sets.iter().find(|set| set.link == LIB)?;
+        Some([
+            expected.to_string_lossy().into_owned(),
+            format!("{}/{name}", set.name),
+            format!("{LOADERS}/{name}"),
+        ])
+    }
+
+    /// Returns the command line that runs the program of each of `ranks` ranks, if the job's folder
+    /// is at `folder`. `of` tells the number of a rank's program.
+    pub(crate) fn command(
+        &self,
+        folder: &str,
+        ranks: u32,
+        of: impl Fn(u32) -> usize,
+    ) -> Vec<String> {
+        let words = |program: &Started| {
+            let mut words = match &program.start {
+                Start::Named(name) => vec![name.clone()],
+                Start::File(file) => vec![format!("{folder}/{BIN}/{file}")],
+                Start::Loader { loader, file } => vec![
+                    format!("{folder}/{LIB}/{loader}"),
+                    "--library-path".to_owned(),
+                    format!("{folder}/{LIB}:{folder}/{TOFU}"),
+                    format!("{folder}/{BIN}/{file}"),
+                ],
+            };
+            words.extend(program.args.iter().cloned());
+            words
         };
+        let programs: Vec<_> = self.programs.iter().map(words).collect();
+        let program = match &*programs {
+            [program] => program.clone(),
+            programs => dispatcher(programs, ranks, of),
+        };
+        let expected = self.loader.as_deref().unwrap_or(Path::new(""));
+        let copy = Path::new(LOADERS).join(expected.file_name().unwrap_or_default());
         // The shell sets the working folder. Programs of the nodes come before ours.
-        let shell = ["/bin/sh", "-c", START].map(str::to_owned);
-        let folders = [format!("{folder}/{WORK}"), format!("{folder}/{TOOLS}")];
-        [&shell[..], &folders, &words, &self.args].concat()
+        let start = [
+            "/bin/sh".to_owned(),
+            "-c".to_owned(),
+            START.to_owned(),
+            format!("{folder}/{WORK}"),
+            format!("{folder}/{TOOLS}"),
+            expected.to_string_lossy().into_owned(),
+            copy.to_string_lossy().into_owned(),
+            format!("{folder}/{LIB}"),
+        ];
+        [&start[..], &program].concat()
     }
 
     /// Returns the variables that let the program find the contents of the folder.
@@ -283,6 +435,19 @@ impl Bundle {
             ("LD_LIBRARY_PATH".to_owned(), format!("{folder}/{TOFU}")),
         ]
     }
+}
+
+/// Returns a command of a shell that runs the program of its rank: on nodes all ranks of a job have
+/// the same command.
+fn dispatcher(programs: &[Vec<String>], ranks: u32, of: impl Fn(u32) -> usize) -> Vec<String> {
+    let quoted = |word: &String| format!("'{}'", word.replace('\'', "'\\''"));
+    let programs: Vec<String> = programs
+        .iter()
+        .map(|words| words.iter().map(quoted).collect::<Vec<_>>().join(" "))
+        .collect();
+    let line = |rank| format!("{rank}) exec {} ;;\n", programs[of(rank)]);
+    let lines: String = (0..ranks).map(line).collect();
+    vec!["sh".to_owned(), "-c".to_owned(), format!("case $TOFU_RANK in\n{lines}esac")]
 }
 
 fn pack(name: &str, contents: &[(PathBuf, Source)]) -> anyhow::Result<Vec<u8>> {
@@ -338,137 +503,26 @@ fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
     Ok((bytes, loader))
 }
 
-/// Returns the libraries that a program is run with, or `None` if the nodes' own are used.
-fn closure(
-    loader: &Path,
-    program: &Path,
-    ours: &[PathBuf],
-    spec: &JobSpec,
-) -> anyhow::Result<Option<Closure>> {
-    let wanted = spec.libs;
-    if !loader.exists() {
-        return match wanted {
-            Libs::Host => bail!(
-                "cannot run {}: its loader {} is not on this host",
-                program.display(),
-                loader.display()
-            ),
-            _ => Ok(None),
-        };
-    }
-    let mut files = BTreeMap::new();
-    // A program may open our libraries by name, without being linked to them.
-    let native = loader == Path::new(LOADER);
-    let also = ours.iter().map(PathBuf::as_path).filter(|_| native);
-    for path in [program].into_iter().chain(also) {
-        let found = list(loader, path, &search(ours))?;
-        if let Some(missing) = found.missing {
-            if wanted == Libs::Host {
-                bail!("cannot run {}: {missing} is not on this host", program.display());
-            }
-            log::debug!("{missing} is not on this host: the program gets the nodes' libraries");
-            return Ok(None);
-        }
-        files.extend(found.files);
-    }
-    let name = libraries::name(loader)?.to_owned();
-    files.insert(name.clone(), loader.to_owned());
-    for library in ours {
-        files.remove(libraries::name(library)?);
-    }
-    Ok(without_mpis(Closure { loader: name, files }, spec))
-}
-
-/// Returns the libraries of a program, or `None` if the nodes' own are used because one of them is
-/// an MPI library, which the program may be linked with through another one.
-fn without_mpis(closure: Closure, spec: &JobSpec) -> Option<Closure> {
-    let has_mpi = spec.mpi && closure.files.keys().any(|name| elf::is_mpi(name));
-    Some(closure).filter(|_| !spec.libs.are_the_nodes(has_mpi))
-}
-
-/// The libraries that a loader has found.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
-    pub(crate) files: BTreeMap<String, PathBuf>,
-    missing: Option<String>,
-}
-
-/// Returns the path on which programs search for libraries, with ours first.
-fn search(ours: &[PathBuf]) -> OsString {
-    let mut search: OsString =
-        ours.first().and_then(|library| library.parent()).unwrap_or(Path::new("")).into();
-    if let Some(theirs) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) {
-        search.push(":");
-        search.push(theirs);
-    }
-    search
-}
-
-/// Asks a loader which libraries it would load for a file, without running the file.
-pub(crate) fn list(loader: &Path, path: &Path, search: &OsStr) -> anyhow::Result<Found> {
-    let mut command = Command::new(loader);
-    command.arg("--list").arg(path).env("LD_LIBRARY_PATH", search).env_remove("LD_PRELOAD");
-    let output = command.output().with_context(|| format!("cannot run {}", loader.display()))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mut found = parse(&text);
-    if let Some(name) = missing(&String::from_utf8_lossy(&output.stderr)) {
-        found.missing.get_or_insert(name);
-    }
-    if !output.status.success() && found.missing.is_none() {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let line = tofu_ui::printable(errors.lines().next().unwrap_or("no reason given"));
-        bail!("cannot tell which libraries {} needs: {line}", path.display());
-    }
-    Ok(found)
-}
-
-/// Parses a loader's list: lines such as `libc.so.6 => /lib/libc.so.6 (0x00007f)`.
-fn parse(text: &str) -> Found {
-    let mut found = Found::default();
-    for line in text.lines() {
-        let Some((name, path)) = line.trim().split_once(" => ") else { continue };
-        let path = path.rsplit_once(" (").map_or(path, |(path, _)| path);
-        if path.starts_with('/') {
-            // A name may be a path.
-            let name = name.rsplit('/').next().unwrap_or(name);
-            found.files.insert(name.to_owned(), path.into());
-        } else {
-            found.missing.get_or_insert_with(|| name.to_owned());
-        }
-    }
-    found
-}
-
-/// Returns the library that a loader reports as missing. Some loaders stop there before they list
-/// anything.
-fn missing(errors: &str) -> Option<String> {
-    let (_, what) = errors.split_once("error while loading shared libraries: ")?;
-    let (name, _) = what.split_once(": cannot open shared object file")?;
-    Some(name.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn loaders_list_is_parsed() {
-        let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\
-                    \tlibtofucom.so => /a b/libtofucom.so (0x00007f1)\n\
-                    \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f2)\n\
-                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f3)\n";
-        let found = parse(text);
-        assert_eq!(found.missing, None);
-        let files: Vec<_> = found.files.iter().map(|(name, path)| (&**name, &**path)).collect();
-        let libc = Path::new("/lib/x86_64-linux-gnu/libc.so.6");
-        let ours = Path::new("/a b/libtofucom.so");
-        assert_eq!(files, [("libc.so.6", libc), ("libtofucom.so", ours)]);
-        let found = parse("\tlibmpich.so.12 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n");
-        assert_eq!(found.missing.as_deref(), Some("libmpich.so.12"));
-        let complaint = "./a: error while loading shared libraries: libmpich.so.12: cannot open \
-                         shared object file: No such file or directory\n";
-        assert_eq!(missing(complaint).as_deref(), Some("libmpich.so.12"));
-        assert_eq!(missing("./a: no version information available"), None);
+    fn each_rank_runs_its_program() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let programs = [words("./a 1"), words("./b it's"), words("./c")];
+        let command = dispatcher(&programs, 4, |rank| [0, 1, 1, 2][rank as usize]);
+        assert_eq!(&command[..2], ["sh", "-c"]);
+        let lines: Vec<_> = command[2].lines().collect();
+        let expected = [
+            "case $TOFU_RANK in",
+            "0) exec './a' '1' ;;",
+            "1) exec './b' 'it'\\''s' ;;",
+            "2) exec './b' 'it'\\''s' ;;",
+            "3) exec './c' ;;",
+            "esac",
+        ];
+        assert_eq!(lines, expected);
     }
 
     #[test]

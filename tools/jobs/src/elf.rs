@@ -61,7 +61,7 @@ pub(crate) fn loader(bytes: &[u8]) -> anyhow::Result<Option<PathBuf>> {
 }
 
 /// The libraries that a program or library is linked with.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Links {
     /// Their names.
     pub(crate) needed: Vec<String>,

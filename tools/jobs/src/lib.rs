@@ -6,10 +6,12 @@
 #![forbid(unsafe_code)]
 
 mod bundle;
+mod closure;
 mod cross_arch;
 mod elf;
 mod exec_all;
 mod fetch_outputs;
+mod folder;
 mod job;
 mod lease;
 pub mod libraries;

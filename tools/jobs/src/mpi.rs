@@ -19,7 +19,7 @@ use crate::elf::Family;
 use crate::job::{Event, Teller};
 use crate::libraries::{self, PROVIDER};
 use crate::place::Placement;
-use crate::{bundle, elf};
+use crate::{closure, elf};
 
 /// The variable by which a user chooses providers.
 pub(crate) const CHOICE: &str = "FI_PROVIDER";
@@ -164,7 +164,7 @@ fn library_of(
         let file = fs::canonicalize(&file).with_context(what)?;
         let own = fs::read("/proc/self/exe").context("cannot read this program")?;
         let loader = elf::loader(&own)?.context("this program has no loader")?;
-        let files = bundle::list(&loader, &file, search).with_context(what)?.files;
+        let files = closure::list(&loader, &file, search).with_context(what)?.files;
         let family = family.with(&files);
         return Ok(Some((files, Library { name, file, family })));
     }
@@ -172,7 +172,7 @@ fn library_of(
         return Ok(None);
     }
     let Ok(Some(loader)) = elf::loader(bytes) else { return Ok(None) };
-    let Ok(list) = bundle::list(&loader, program, search) else { return Ok(None) };
+    let Ok(list) = closure::list(&loader, program, search) else { return Ok(None) };
     let files = list.files;
     let found = files.iter().find_map(|(name, file)| {
         let family = Family::of(name)?.with(&files);

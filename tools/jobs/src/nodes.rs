@@ -94,6 +94,14 @@ true
 /// or may have copied it meanwhile.
 const NAME: &str = r#"cd "$1" && { mv -T "$2" "$3" 2>/dev/null || rm -rf "$2"; } && [ -e "$3" ]"#;
 
+/// Gives programs that ranks start a loader where they expect it, unless the node has its own. Two
+/// jobs may do so at the same time.
+const LEND: &str = r#"
+[ -e "$1" ] && [ "$(readlink "$1")" != "$3" ] && exit 0
+mkdir -p "${1%/*}" "${3%/*}" && cp "$2" "$3.$4" && mv "$3.$4" "$3" || exit 1
+ln -s "$3" "$1" 2>/dev/null || [ -L "$1" ]
+"#;
+
 /// Kills all processes of the user that runs this, if it is the job's user. No process can escape
 /// by forking.
 const END: &str = r#"[ "$(id -u)" = "$1" ] && kill -9 -1; true"#;
@@ -119,11 +127,6 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     let control = Control::new(spec.grace.0)?;
     // User errors are found before anything is started.
     let wanted = Wanted::new(spec)?;
-    let one_program = match spec.others.is_empty() {
-        true => None,
-        false => Some(spec.with_one_program(spec.ranks.context("how many ranks are there?")?)),
-    };
-    let spec = one_program.as_ref().unwrap_or(spec);
     let preparing = Preparing::new(&control);
     let mut bundle = match Bundle::new(spec, &preparing) {
         Ok(bundle) => bundle,
@@ -135,7 +138,7 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
             Found::Machine(machine) => machine,
             Found::Over(code) => return Ok(code),
         };
-    let result = match bundle.fit(machine.arch, &preparing) {
+    let result = match bundle.fit(machine.arch, spec, &preparing) {
         Ok(()) => on_machine(spec, wanted, (&bundle, destination.as_ref()), &mut machine, &control),
         Err(error) => preparing.stopped(error),
     };
@@ -378,6 +381,7 @@ impl Site<'_> {
     fn put(&self, number: u32, bundle: &Bundle, placement: &Placement) -> anyhow::Result<()> {
         let sets = bundle.sets()?;
         let folder = bundle.pack(&self.name, placement.info.to_json(), (LIBRARIES, &sets))?;
+        let loader = bundle.loader(&sets);
         let names = sets.iter().map(|set| set.name.as_str());
         let (user, own) = (self.user.to_string(), self.folder());
         let subnet = placement.subnet().to_string();
@@ -404,6 +408,11 @@ impl Site<'_> {
                 unpack(node, &format!("{LIBRARIES}/{new}"), &set.archive)?;
                 let name = shell(&[NAME, "sh", LIBRARIES, &new, &set.name]);
                 must(socket, node, name, &[])?;
+            }
+            if let Some([expected, in_sets, copy]) = &loader {
+                let place = format!("{LIBRARIES}/{in_sets}");
+                let lend = [LEND, "sh", expected, &place, copy, &self.name];
+                must(socket, node, shell(&lend), &[])?;
             }
             // These are folders of earlier jobs that have ended. Later jobs are not known here.
             let there: Vec<_> = self.machine.jobs.iter().map(|job| job.job).collect();
@@ -452,7 +461,8 @@ impl Site<'_> {
             false => None,
         };
         let folder = self.folder();
-        let command = bundle.command(&folder);
+        let ranks = job.processes();
+        let command = bundle.command(&folder, ranks, |rank| spec.program_of(rank, ranks));
         let command: Vec<_> = command.iter().map(String::as_str).collect();
         let command = as_user(self.user, &command).args;
         let (restart, group) =

@@ -55,7 +55,7 @@ impl JobTime {
 }
 
 /// A specification of a job.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct JobSpec {
     /// Number of ranks. One for each node if it is not given.
     pub ranks: Option<u32>,
@@ -142,13 +142,6 @@ impl JobSpec {
         program_of(&self.others, rank, ranks)
     }
 
-    /// Returns the job with one program for all ranks, a shell's, which runs that of its rank. On
-    /// nodes each job has one program.
-    pub(crate) fn with_one_program(&self, ranks: u32) -> Self {
-        let program = dispatcher(&self.program, &self.others, ranks);
-        Self { program, others: Vec::new(), ..self.clone() }
-    }
-
     /// Returns the torus that the job gets exclusively.
     pub(crate) fn torus(&self) -> Option<LogicalShape> {
         match self.shape {
@@ -188,20 +181,6 @@ fn program_of(others: &[(u32, Vec<String>)], rank: u32, ranks: u32) -> usize {
         behind -= count;
     }
     0
-}
-
-/// Returns a command of a shell that runs the program of its rank.
-fn dispatcher(first: &[String], others: &[(u32, Vec<String>)], ranks: u32) -> Vec<String> {
-    let quoted = |word: &String| format!("'{}'", word.replace('\'', "'\\''"));
-    let programs = std::iter::once(first).chain(others.iter().map(|(_, words)| &**words));
-    let programs: Vec<String> =
-        programs.map(|words| words.iter().map(quoted).collect::<Vec<_>>().join(" ")).collect();
-    let line = |rank| {
-        let program = &programs[program_of(others, rank, ranks)];
-        format!("{rank}) exec {program} ;;\n")
-    };
-    let lines: String = (0..ranks).map(line).collect();
-    vec!["sh".to_owned(), "-c".to_owned(), format!("case $TOFU_RANK in\n{lines}esac")]
 }
 
 /// The shape of a job.
@@ -358,18 +337,6 @@ mod tests {
         let others = [(2, words("./b it's")), (1, words("./c"))];
         let programs: Vec<_> = (0..5).map(|rank| program_of(&others, rank, 5)).collect();
         assert_eq!(programs, [0, 0, 1, 1, 2]);
-        let command = dispatcher(&words("./a 1"), &others, 4);
-        assert_eq!(&command[..2], ["sh", "-c"]);
-        let lines: Vec<_> = command[2].lines().collect();
-        let expected = [
-            "case $TOFU_RANK in",
-            "0) exec './a' '1' ;;",
-            "1) exec './b' 'it'\\''s' ;;",
-            "2) exec './b' 'it'\\''s' ;;",
-            "3) exec './c' ;;",
-            "esac",
-        ];
-        assert_eq!(lines, expected);
     }
 
     #[test]
