@@ -42,7 +42,7 @@ fi
 shift 4
 exec "$@"
 "#;
-/// The folder for the loader on nodes that have none of their own. It is a copy: sets of libraries
+/// The folder for the loader on nodes that lack one. It is a copy: sets of libraries
 /// come and go.
 const LOADERS: &str = "/run/tofu-loader";
 
@@ -372,7 +372,7 @@ impl Bundle {
         Ok(sets)
     }
 
-    /// Returns what a node without a loader of its own needs for programs that ranks start: where
+    /// Returns what a node without a loader needs for programs that ranks start: where
     /// these expect the loader, its place among the given sets of libraries, and that of the copy.
     pub(crate) fn loader(&self, sets: &[Set]) -> Option<[String; 3]> {
         let expected = self.loader.as_ref()?;

@@ -33,7 +33,7 @@ pub(crate) struct Program {
     links: elf::Links,
 }
 
-/// What programs of a folder need on nodes.
+/// The needs of a folder's programs on nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Needs {
     /// Where they expect their loader.
