@@ -100,11 +100,12 @@ pub fn pjalter(words: &[String]) -> anyhow::Result<u8> {
     }
     for resource in &changes {
         match resource {
-            Resource::Nodes(_) => {
+            Resource::Nodes(_) | Resource::VirtualNodes(_) => {
                 let why = "-L node=: a job keeps its nodes; submit it again";
                 return Ok(refuse("pjalter", 99, &why));
             }
             Resource::Ignored(word) => ignored.push(word.clone()),
+            Resource::VirtualCores(number) => ignored.push(format!("vnode-core={number}")),
             _ => {}
         }
     }
@@ -118,7 +119,10 @@ pub fn pjalter(words: &[String]) -> anyhow::Result<u8> {
                 Resource::Elapse(elapse) => record.request.elapse = *elapse,
                 Resource::Group(group) => record.request.group = Some(group.clone()),
                 Resource::Unit(unit) => record.request.unit = Some(unit.clone()),
-                Resource::Nodes(_) | Resource::Ignored(_) => {}
+                Resource::Nodes(_)
+                | Resource::VirtualNodes(_)
+                | Resource::VirtualCores(_)
+                | Resource::Ignored(_) => {}
             }
         }
     })

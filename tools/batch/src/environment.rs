@@ -12,6 +12,9 @@ const PREFIXES: [&str; 5] = ["TOFU_", "UTOFU_", "XDG_", "RUST_LOG", "LC_"];
 pub(crate) const MARK: &str = "TOFU_PJM_JOB";
 /// The prefix of variables by which bash passes on functions.
 pub(crate) const FUNCTION: &str = "BASH_FUNC_";
+/// The variable that names the folder of Fujitsu's compilers and MPI, by which scripts find
+/// `bin/mpiexec`.
+pub(crate) const COMPILERS: &str = "FJSVXTCLANGA";
 /// The variable that names the spool to processes of a job.
 pub(crate) const SPOOL: &str = "TOFU_SPOOL";
 

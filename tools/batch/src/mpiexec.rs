@@ -12,15 +12,13 @@ use tofu_jobs::{JobSpec, Libs, RankFile, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
 use tofu_spec::units::InstructionTime;
 
-use crate::environment::{FUNCTION, MARK, SPOOL};
+use crate::environment::{COMPILERS, FUNCTION, MARK, SPOOL};
 use crate::record::Record;
 use crate::request::{Modelled, Order, Request};
-use crate::resources::MOST;
+use crate::resources::{CORES, MOST};
 use crate::site;
 use crate::spool::Spool;
 
-/// The most ranks on a node of Fugaku's that have control queues here.
-const MOST_ON_NODE: u32 = 48;
 /// The longest file of places, in bytes.
 const MOST_PLACES: u64 = 1 << 20;
 
@@ -92,7 +90,7 @@ enum Which {
 use Action::{Ignore, Output};
 
 /// Options without the dashes in front, of which there may be one or two.
-const OPTIONS: [(&str, Action); 97] = [
+const OPTIONS: [(&str, Action); 107] = [
     ("n", Action::Ranks),
     ("np", Action::Ranks),
     ("c", Action::Ranks),
@@ -190,6 +188,16 @@ const OPTIONS: [(&str, Action); 97] = [
     ("iface", Ignore(1)),
     ("prefix", Ignore(1)),
     ("v", Ignore(0)),
+    ("display-devel-map", Ignore(0)),
+    ("display-topo", Ignore(0)),
+    ("print-rank-map", Ignore(0)),
+    ("use-hwthread-cpus", Ignore(0)),
+    ("merge-stderr-to-stdout", Ignore(0)),
+    ("rr", Ignore(0)),
+    ("grr", Ignore(1)),
+    ("outfile-pattern", Output(Which::Out, false)),
+    ("errfile-pattern", Output(Which::Err, false)),
+    ("configfile", Action::App),
 ];
 
 /// The words of a command line, of which an option takes some.
@@ -275,6 +283,10 @@ fn read_program(call: &mut Call, words: &[String]) -> anyhow::Result<Vec<String>
     let mut words = words;
     while let [word, rest @ ..] = words {
         let Some(name) = word.strip_prefix('-').filter(|name| !name.is_empty()) else { break };
+        if name == "-" {
+            words = rest;
+            break;
+        }
         let name = name.strip_prefix('-').unwrap_or(name);
         let (name, attached) = match name.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
@@ -319,7 +331,12 @@ impl Call {
             }
             Action::NamedVariable => {
                 let name = words.next()?;
-                self.variables.push((name, Some(words.next()?)));
+                // Intel's takes both in one word, too.
+                let (name, value) = match name.split_once('=') {
+                    Some((name, value)) => (name.to_owned(), value.to_owned()),
+                    None => (name, words.next()?),
+                };
+                self.variables.push((name, Some(value)));
             }
             Action::Folder => self.folder = Some(words.next()?),
             Action::Prefix => {
@@ -624,15 +641,15 @@ fn on_nodes(
 ) -> (Option<LogicalShape>, Option<u32>) {
     let ranks = ranks.unwrap_or(1);
     let needed = ranks.div_ceil(torus.nodes()).max(on_node);
-    if needed <= MOST_ON_NODE {
+    if needed <= CORES {
         return (Some(torus), Some(needed));
     }
-    let nodes = ranks.div_ceil(MOST_ON_NODE).max(torus.nodes());
+    let nodes = ranks.div_ceil(CORES).max(torus.nodes());
     let _ = writeln!(
         io::stderr(),
-        "mpiexec: nodes here have up to {MOST_ON_NODE} ranks, so {ranks} ranks have {nodes}"
+        "mpiexec: nodes here have up to {CORES} ranks, so {ranks} ranks have {nodes}"
     );
-    (None, Some(MOST_ON_NODE))
+    (None, Some(CORES))
 }
 
 /// Returns the variables of the ranks: those of `-x`, and on nodes all that the script has set.
@@ -648,7 +665,8 @@ fn variables_of(
             Some((name.into_string().ok()?, value.into_string().ok()?))
         });
         // What belongs to this host.
-        let ours = ["PATH", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", SPOOL, MARK];
+        let ours =
+            ["PATH", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", SPOOL, MARK, COMPILERS];
         variables.extend(here.filter(|(name, value)| {
             let is_ours = ours.contains(&name.as_str()) || name.starts_with(FUNCTION);
             !is_ours && before.get(name) != Some(value)
@@ -704,6 +722,11 @@ mod tests {
             (Some(6), &["./a", "1"].map(str::to_owned)[..])
         );
         assert_eq!(several.others, [(3, vec!["./b".to_owned()]), (1, vec!["./c".to_owned()])]);
+        let given = call("-genv A=1 -env B 2 -outfile-pattern o.%r -- -n 7");
+        let expected = [("A".into(), Some("1".into())), ("B".into(), Some("2".into()))];
+        assert_eq!((given.ranks, &*given.program), (None, &["-n", "7"].map(str::to_owned)[..]));
+        assert_eq!(given.variables, expected);
+        assert_eq!(given.out, Some(Sink::Shared("o.%r".into())));
         assert_eq!(call("-x HOME a").variables, [("HOME".to_owned(), None)]);
         for (text, expected) in [
             ("-np 0 a", "-np 0: must be a whole number from 1 to 256"),

@@ -66,7 +66,7 @@ const fn long(long: &'static str, valued: bool, treatment: Treatment) -> Known {
 }
 
 /// Options that have no long name in public documents have one here, which is not accepted.
-pub(crate) const OPTIONS: [Known; 56] = [
+pub(crate) const OPTIONS: [Known; 58] = [
     known('L', "rsc-list", true, Honoured),
     long("mpi", true, Honoured),
     long("omp", true, Honoured),
@@ -111,6 +111,7 @@ pub(crate) const OPTIONS: [Known; 56] = [
     long("stgout-dir", true, Ignored),
     long("stgout-basedir", true, Ignored),
     long("stgout-all", true, Ignored),
+    long("vset", true, Ignored),
     long("lustre-stgin", true, Ignored),
     long("lustre-stgout", true, Ignored),
     long("restart", false, Ignored),
@@ -118,6 +119,7 @@ pub(crate) const OPTIONS: [Known; 56] = [
     long("no-staging", false, Silent),
     long("norestart", false, Silent),
     long("no-check-directory", false, Silent),
+    long("all-mount-gfscache", false, Silent),
     long("no-bulk", false, Silent),
     long("interact", false, Honoured),
     known('I', "interactive", false, Honoured),

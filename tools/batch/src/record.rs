@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::key::{Key, Part};
 use crate::request::{Order, Request};
-use crate::resources::{GROUPS, UNIT};
+use crate::resources::{CORES, GROUPS, UNIT};
 
 /// The state of a job, as `pjstat` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -182,6 +182,8 @@ impl Record {
             ("PJM_RSCGRP", request.group.clone().unwrap_or_else(|| GROUPS[0].into())),
             ("PJM_RSCUNIT", request.unit.clone().unwrap_or_else(|| UNIT.into())),
             ("PJM_COMMENT", request.comment.clone().unwrap_or_default()),
+            ("PJM_NODE_CORE", CORES.to_string()),
+            ("PJM_TOTAL_CORE", (request.nodes.count() * CORES).to_string()),
             ("PJM_LOCALTMP", "/tmp".into()),
             ("PJM_SHAREDTMP", "/tmp".into()),
         ];
@@ -190,6 +192,11 @@ impl Record {
         variables.extend(axes.into_iter().zip(lens));
         let axes = ["PJM_MPI_SHAPE_X", "PJM_MPI_SHAPE_Y", "PJM_MPI_SHAPE_Z"];
         variables.extend(axes.into_iter().zip(request.torus().iter().map(ToString::to_string)));
+        let virtual_parts =
+            [("PJM_VNODE", request.virtual_nodes), ("PJM_VNODE_CORE", request.virtual_cores)];
+        let virtual_parts = virtual_parts.into_iter();
+        variables
+            .extend(virtual_parts.filter_map(|(name, number)| Some((name, number?.to_string()))));
         if let Some(elapse) = request.elapse {
             variables.push(("PJM_ELAPSE_LIMIT", elapse.to_string()));
         }

@@ -81,6 +81,11 @@ pub(crate) struct Request {
     pub(crate) elapse: Option<u64>,
     pub(crate) group: Option<String>,
     pub(crate) unit: Option<String>,
+    /// The number of nodes if they were asked for as virtual ones, and the processors of each.
+    #[serde(default)]
+    pub(crate) virtual_nodes: Option<u32>,
+    #[serde(default)]
+    pub(crate) virtual_cores: Option<u32>,
     /// Lengths that the processes have of the job's torus.
     pub(crate) shape: Option<Vec<u32>>,
     /// The processes that the user asks for.
@@ -117,6 +122,8 @@ impl Default for Request {
             elapse: None,
             group: None,
             unit: None,
+            virtual_nodes: None,
+            virtual_cores: None,
             shape: None,
             processes: None,
             per_node: None,
@@ -290,6 +297,14 @@ impl Submission {
                 Resource::Elapse(elapse) => request.elapse = elapse,
                 Resource::Group(group) => request.group = Some(group),
                 Resource::Unit(unit) => request.unit = Some(unit),
+                Resource::VirtualNodes(number) => {
+                    request.nodes = Nodes { lens: vec![number] };
+                    request.virtual_nodes = Some(number);
+                }
+                Resource::VirtualCores(number) => {
+                    request.virtual_cores = Some(number);
+                    ignored.push(format!("{}vnode-core={number}", given.from));
+                }
                 Resource::Ignored(word) => ignored.push(format!("{}{word}", given.from)),
             }
         }

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// The most nodes and the most processes of a job here.
 pub(crate) const MOST: u32 = 256;
+/// The cores of a node of Fugaku's, and the most ranks on one that have control queues here.
+pub(crate) const CORES: u32 = 48;
 /// The resource groups that there seem to be: any other name is as good.
 pub(crate) const GROUPS: [&str; 2] = ["small", "large"];
 /// The resource unit that a job has if it names none.
@@ -12,7 +14,7 @@ pub(crate) const UNIT: &str = "rscunit_ft01";
 const AXES: usize = 3;
 
 /// Resources that are known, and have no meaning here.
-const WITHOUT_MEANING: [&str; 25] = [
+const WITHOUT_MEANING: [&str; 26] = [
     "freq",
     "throttling_state",
     "issue_state",
@@ -38,6 +40,7 @@ const WITHOUT_MEANING: [&str; 25] = [
     "jobenv",
     "gpu",
     "gpus",
+    "gpu-share",
 ];
 /// Resources that are honoured.
 const HONOURED: [&str; 4] = ["node", "elapse", "rscgrp", "rscunit"];
@@ -77,6 +80,10 @@ pub(crate) enum Resource {
     Elapse(Option<u64>),
     Group(String),
     Unit(String),
+    /// Nodes of systems whose jobs have parts of nodes.
+    VirtualNodes(u32),
+    /// Processors of each of them, which have no meaning here but for a variable.
+    VirtualCores(u32),
     /// Known, but without a meaning here.
     Ignored(String),
 }
@@ -108,9 +115,17 @@ fn resource(item: &str) -> Result<Resource, String> {
             let seconds = elapse(value).ok_or_else(|| bad(TIMES))?;
             Resource::Elapse(seconds)
         }
-        "rscgrp" if is_name(value) => Resource::Group(value.to_owned()),
-        "rscunit" if is_name(value) => Resource::Unit(value.to_owned()),
-        "rscgrp" | "rscunit" => return Err(bad("a name")),
+        "rscgrp" | "rg" if is_name(value) => Resource::Group(value.to_owned()),
+        "rscunit" | "ru" if is_name(value) => Resource::Unit(value.to_owned()),
+        "rscgrp" | "rg" | "rscunit" | "ru" => return Err(bad("a name")),
+        "vnode" if value.bytes().all(|byte| byte.is_ascii_digit()) && !value.is_empty() => {
+            let number = value.parse().ok().filter(|number| (1..=MOST).contains(number));
+            let allowed = format!("a whole number from 1 to {MOST}");
+            Resource::VirtualNodes(number.ok_or_else(|| bad(&allowed))?)
+        }
+        "vnode-core" if value.parse::<u32>().is_ok() => {
+            Resource::VirtualCores(value.parse().unwrap_or_default())
+        }
         name if WITHOUT_MEANING.contains(&name) => Resource::Ignored(item.to_owned()),
         name => {
             let known = HONOURED.iter().chain(&WITHOUT_MEANING).copied();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, WaitStatus};
 
-use crate::environment::{FUNCTION, MARK, SPOOL};
+use crate::environment::{COMPILERS, FUNCTION, MARK, SPOOL};
 use crate::key::{Key, Part};
 use crate::record::{Ending, Record, State, code, now};
 use crate::request::Model;
@@ -207,6 +207,8 @@ fn start(spool: &Spool, record: &Record) -> Result<Pid, Failure> {
 /// If the spool cannot be written.
 pub(crate) fn equip(command: &mut Command, spool: &Spool, record: &Record) -> anyhow::Result<()> {
     command.current_dir(&record.folder).env_clear();
+    // The spool has our commands in bin.
+    command.env(COMPILERS, spool.folder());
     command.envs(record.environment.iter().map(|(name, value)| (name, value)));
     command.envs(record.variables());
     // What the user sets by -x counts more.

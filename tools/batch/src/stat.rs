@@ -129,7 +129,7 @@ const WITHOUT_MEANING: [&str; 10] =
 pub fn pjstat(words: &[String]) -> anyhow::Result<u8> {
     let (options, mut words) = split(words, &VALUED);
     let has = |name: &str| options.iter().any(|(known, _)| *known == name);
-    if has("--rsc") {
+    if has("--rsc") || has("--rscuse") {
         return resources(&options);
     }
     if has("--limit") {

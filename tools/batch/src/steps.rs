@@ -49,6 +49,7 @@ pub(crate) struct Dependency {
 impl Dependency {
     /// Reads `ec!=0:all:1`, or `NONE`, which is no condition.
     pub(crate) fn read(text: &str) -> Result<Option<Self>, ()> {
+        let text: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
         if text == "NONE" {
             return Ok(None);
         }
@@ -109,7 +110,7 @@ mod tests {
         assert_eq!((all.without, &*all.steps), (Without::All, &[1, 3][..]));
         assert!(all.holds(2, 0) && !all.holds(0, 2));
         assert!(read("pc>=11").holds(0, 11));
-        assert!(read("ec<5:after").holds(4, 0));
+        assert!(read("ec < 5 : after").holds(4, 0));
         assert!(read("ec==3").holds(3, 0) && !read("ec>3").holds(3, 0));
         assert_eq!(Dependency::read("NONE"), Ok(None));
         for text in ["", "ec", "ec=0", "ec!=", "ec!=x", "xx==1", "ec==1:some", "ec==1:all:x", "é"]

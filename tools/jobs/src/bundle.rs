@@ -61,6 +61,8 @@ pub(crate) struct Bundle {
     programs: Vec<Started>,
     /// A message for the user about the program and MPI.
     about_mpi: Option<String>,
+    /// The reason why a program cannot run as several ranks, if it cannot.
+    refused: Option<String>,
     /// The architecture that the programs are for, if their files say so.
     arch: Option<Arch>,
     /// True if the job has MPI and a program may use it: a file that is not linked with an MPI
@@ -129,6 +131,7 @@ struct Needed {
     ours: Vec<PathBuf>,
     libraries: Option<BTreeMap<String, PathBuf>>,
     about_mpi: Option<String>,
+    refused: Option<String>,
     arch: Option<Arch>,
     mpi: bool,
 }
@@ -156,6 +159,7 @@ impl Needed {
             file: None,
             libraries: None,
             about_mpi: None,
+            refused: None,
             arch: None,
         })
     }
@@ -187,6 +191,7 @@ impl Needed {
             file = format!("{number}/{file}");
         }
         let about_mpi = elf::about_mpi(program, &bytes, spec.mpi);
+        let refused = elf::refused(program, &bytes).filter(|_| spec.mpi);
         let contents = (Path::new(BIN).join(&file), Source::File(0o755, bytes));
         let (libraries, start) = match closure {
             Some(Closure { loader, files }) => (Some(files), Start::Loader { loader, file }),
@@ -199,6 +204,7 @@ impl Needed {
             ours,
             libraries,
             about_mpi,
+            refused,
             arch,
             mpi: spec.mpi && may_use,
         })
@@ -253,6 +259,7 @@ impl Bundle {
             ours: Vec::new(),
             programs: Vec::new(),
             about_mpi: None,
+            refused: None,
             arch: None,
             mpi: false,
             folder: folder::programs(spec),
@@ -270,6 +277,7 @@ impl Bundle {
             add(needed.libraries, &mut bundle.libraries);
             bundle.programs.push(needed.started);
             bundle.about_mpi = bundle.about_mpi.or(needed.about_mpi);
+            bundle.refused = bundle.refused.or(needed.refused);
             bundle.mpi |= needed.mpi;
             // Those of a program that says for which architecture they are count more.
             if needed.arch.is_some() || bundle.ours.is_empty() {
@@ -318,6 +326,18 @@ impl Bundle {
     /// Returns whether the nodes need an image with MPI.
     pub(crate) fn uses_mpi(&self) -> bool {
         self.mpi
+    }
+
+    /// Checks whether the programs can run as so many ranks.
+    ///
+    /// # Errors
+    ///
+    /// With the reason why they cannot.
+    pub(crate) fn check_ranks(&self, ranks: u32) -> anyhow::Result<()> {
+        match self.refused.as_ref().filter(|_| ranks > 1) {
+            Some(why) => bail!("{why}"),
+            None => Ok(()),
+        }
     }
 
     /// Returns a message for the user about the program and MPI, if there is one.

@@ -20,17 +20,20 @@ impl Family {
     /// Returns the family of the library with this soname, which Open MPI's latest versions share.
     pub(crate) fn of(name: &str) -> Option<Self> {
         match name {
-            "libmpi.so.12" => Some(Self::Mpich),
+            // The last two are of the ABI that MPI 5 has for all libraries.
+            "libmpi.so.12" | "libmpi_abi.so.0" | "libmpi_abi.so.1" => Some(Self::Mpich),
             "libmpi.so.40" => Some(Self::OpenMpi { version: 5 }),
             _ => name.starts_with("libmpich").then_some(Self::Mpich),
         }
     }
 
-    /// Returns the same with the version that the other libraries of its program tell: the run-time
-    /// system is a library of Open MPI up to version 4 only.
+    /// Returns the same with what the other libraries of its program tell: the run-time system is a
+    /// library of Open MPI up to version 4 only, and the portability layer one of all versions.
     pub(crate) fn with(self, files: &BTreeMap<String, PathBuf>) -> Self {
         let old = files.keys().any(|name| name.starts_with("libopen-rte.so"));
+        let open = files.keys().any(|name| name.starts_with("libopen-pal.so"));
         match self {
+            Self::Mpich if open => Self::OpenMpi { version: 5 },
             Self::OpenMpi { .. } if old => Self::OpenMpi { version: 4 },
             family => family,
         }
@@ -118,6 +121,19 @@ pub(crate) fn without_mpi(name: &str, bytes: &[u8]) -> Option<String> {
     Some(format!("{name} is linked with {library}, and there is no --mpi"))
 }
 
+/// Says why nodes cannot run a program as several ranks with `--mpi`, if they cannot: their process
+/// manager speaks PMI-1, and Open MPI wants PMIx.
+pub(crate) fn refused(name: &str, bytes: &[u8]) -> Option<String> {
+    let needed = needed(bytes).unwrap_or_default();
+    let is_open = |name: &&String| matches!(Family::of(name), Some(Family::OpenMpi { .. }));
+    let library = needed.iter().find(is_open)?;
+    Some(format!(
+        "cannot run {name} on nodes as several ranks: it is linked with Open MPI ({library}), \
+         which they do not start; compile it with the mpicc of `tofu sdk --mpi` (mpich), or run it \
+         with --local"
+    ))
+}
+
 /// Returns a message for the user if the program needs `--mpi` and does not have it, or has it and
 /// cannot use it.
 pub(crate) fn about_mpi(name: &str, bytes: &[u8], mpi: bool) -> Option<String> {
@@ -167,7 +183,13 @@ mod tests {
         assert_eq!(open.with(&files("libopen-pal.so.80")), Family::OpenMpi { version: 5 });
         assert_eq!(Family::of("libmpich.so.12"), Some(Family::Mpich));
         assert_eq!(Family::of("libmpifort.so.12"), None);
-        let said = about_mpi("a", &with("libmpi.so.40"), true).unwrap();
-        assert!(said.contains("libmpi.so.40, which is not mpich's"), "{said}");
+        let abi = Family::of("libmpi_abi.so.1").unwrap();
+        assert_eq!(abi.with(&files("libucp.so.0")), Family::Mpich);
+        assert_eq!(abi.with(&files("libopen-pal.so.80")), Family::OpenMpi { version: 5 });
+        let said = about_mpi("a", &with("libmpi.so.20"), true).unwrap();
+        assert!(said.contains("libmpi.so.20, which is not mpich's"), "{said}");
+        let said = refused("a", &with("libmpi.so.40")).unwrap();
+        assert!(said.contains("a on nodes as several ranks: it is linked with Open MPI"), "{said}");
+        assert_eq!((refused("a", &mpich), refused("a", &own)), (None, None));
     }
 }

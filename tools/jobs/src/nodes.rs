@@ -132,6 +132,8 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         Ok(bundle) => bundle,
         Err(error) => return preparing.stopped(error),
     };
+    let ranks = spec.ranks.or(spec.map.map(|map| map.nodes()));
+    bundle.check_ranks(ranks.unwrap_or(1))?;
     let destination = Destination::new(spec)?;
     let mut machine =
         match Machine::find(spec, wanted, (bundle.arch(), bundle.uses_mpi()), &control)? {
@@ -202,6 +204,7 @@ fn on_machine(
         Got::Nodes(lease, job) => (lease, job),
         Got::Signal(signal) => return Ok(exit::of_signal(signal)),
     };
+    bundle.check_ranks(job.processes())?;
     if let Some(about) = bundle.about_mpi().filter(|_| job.processes() > 1) {
         job::warn(spec.json, about)?;
     }
