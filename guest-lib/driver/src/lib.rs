@@ -18,7 +18,8 @@
 //! [`Packets`] sends and receives system packets, the frames of a kernel's network driver.
 //!
 //! [`Rings`] and [`Rounds`] are the hot paths of a queue and a channel. They need only memory and a
-//! [`UserPage`], so a process can also use them if its kernel sets the queues up.
+//! [`UserPage`], so a process can also use them if its kernel sets the queues up. [`ServedRings`]
+//! are such rings for a process that serves them in the device's place.
 //!
 //! Registers are accessed only while setting up and tearing down, because in a guest a register
 //! access may cost an exit to the VMM. The hot path uses memory alone, except for the doorbell and,
@@ -39,6 +40,7 @@ mod packets;
 mod platform;
 mod rings;
 mod rounds;
+mod served;
 mod tables;
 #[cfg(feature = "volatile")]
 mod volatile;
@@ -55,6 +57,7 @@ pub use packets::{
 pub use platform::{DmaBuffer, DmaError, IrqError, Platform, UserPage};
 pub use rings::{Completion, Full, Notice, RingMemory, Rings};
 pub use rounds::{Outcome, Rounds, StartError};
+pub use served::ServedRings;
 pub use tables::{Access, MemoryRange, Stag, StagError};
 pub use tofu_abi::PacketTarget;
 #[cfg(feature = "volatile")]

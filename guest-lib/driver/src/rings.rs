@@ -89,6 +89,28 @@ impl<D: DmaBuffer> RingMemory<D> {
         Self { toq, tcq, mrq, orders, notices }
     }
 
+    /// Entries of the transmit queues.
+    pub(crate) const fn orders(&self) -> u32 {
+        self.orders
+    }
+
+    /// Entries of the message receive queue.
+    pub(crate) const fn notices(&self) -> u32 {
+        self.notices
+    }
+
+    pub(crate) const fn toq(&self) -> &D {
+        &self.toq
+    }
+
+    pub(crate) const fn tcq(&self) -> &D {
+        &self.tcq
+    }
+
+    pub(crate) const fn mrq(&self) -> &D {
+        &self.mrq
+    }
+
     /// Device address of the transmit order queue.
     pub fn toq_addr(&self) -> u64 {
         self.toq.device_addr()

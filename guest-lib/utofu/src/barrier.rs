@@ -90,8 +90,12 @@ impl<P: Provider + ?Sized> Context<P> {
             self.check_own_tni(tni)?;
         }
         let mut gates = self.barriers().gates.lock();
-        let mask = self.provider().take_gates(tni, relays)?.ok_or({
-            let hint = "it has fewer gates left, or no start and end gate; another TNI may do";
+        let mask = self.provider().take_gates(tni, relays)?.ok_or_else(|| {
+            let mut hint = "it has fewer gates left, or no start and end gate; another TNI may do";
+            if self.barrier_profile().tnis == 1 {
+                hint =
+                    "it has fewer gates left, or no start and end gate, and no other TNI has any";
+            }
             Error::with_value(Code::Full, "barrier gates of TNI", tni.get().into(), hint)
         })?;
         for bg in gates_in(mask) {

@@ -36,8 +36,9 @@ impl<P: Provider + ?Sized> Context<P> {
     /// library.
     pub fn splitting(provider: Arc<P>, share: DeviceShare, bytes: u32) -> Self {
         let all = share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq)));
+        let half = share.half();
         let queues = all
-            .map(|(tni, cq)| Arc::new(SharedQueue::new(Arc::clone(&provider), tni, cq, bytes)))
+            .map(|queue| Arc::new(SharedQueue::new(Arc::clone(&provider), queue, half, bytes)))
             .collect();
         Self { provider, share, queues, barriers: Barriers::default() }
     }

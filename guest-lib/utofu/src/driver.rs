@@ -311,7 +311,7 @@ impl From<ChannelError> for Error {
     }
 }
 
-fn open_error(error: OpenError) -> Error {
+pub(crate) fn open_error(error: OpenError) -> Error {
     const WHAT: &str = "control queue";
     match error {
         OpenError::NoSuchCq { cq, .. } => Error::with_value(
@@ -616,7 +616,7 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
     }
 }
 
-fn register_error(error: StagError) -> Error {
+pub(crate) fn register_error(error: StagError) -> Error {
     const WHAT: &str = "memory to be registered";
     match error {
         StagError::Memory(_) => Error::new(Code::OutOfMemory, WHAT, "no memory for its tables"),

@@ -10,6 +10,7 @@ use tofu_abi::{Coords, Rcode};
 
 use crate::command::Command;
 use crate::error::{Code, Error};
+use crate::half::{self, Half};
 use crate::ids::{Stadd, VcqId, reserved_stag};
 use crate::notice::{Entry, Notice, tcq_code};
 use crate::provider::{Queue, Registration};
@@ -94,6 +95,8 @@ impl Vcq {
 pub(crate) struct OpenState<Q> {
     // Before the memory that it has registered, so that it is closed first.
     queue: Q,
+    /// The process's half of the queue, if another one has the rest.
+    half: Option<Half>,
     vcqs: [Option<Vcq>; NUM_EXTRA],
     pub(crate) exclusive: bool,
     /// The device has lost the queue.
@@ -142,11 +145,12 @@ struct Ambiguous {
 }
 
 impl<Q: Queue> OpenState<Q> {
-    pub(crate) fn new(queue: Q, exclusive: bool, session: bool) -> Self {
+    pub(crate) fn new(queue: Q, half: Option<Half>, exclusive: bool, session: bool) -> Self {
         let none = Posted { cbdata: 0, extra: 0, told: false, part: false };
         let posted = vec![none; queue.orders().next_power_of_two()];
         Self {
             queue,
+            half,
             vcqs: [const { None }; NUM_EXTRA],
             exclusive,
             is_lost: false,
@@ -154,7 +158,7 @@ impl<Q: Queue> OpenState<Q> {
             post: 0,
             reap: 0,
             waiting: 0,
-            stags: Stags::new(),
+            stags: Stags::of(half::normal_stags(half)),
             unseen: 0,
             classes: [0; 8],
             ambiguous: VecDeque::new(),
@@ -212,7 +216,12 @@ impl<Q: Queue> OpenState<Q> {
     /// Returns the lowest extra value that is free for a VCQ without component ID.
     pub(crate) fn free_extra(&self) -> Option<u8> {
         let mark = self.split.as_ref().map(|(split, ..)| split.mark.sender);
-        (0..8).find(|extra| !self.has(*extra) && mark != Some(*extra))
+        (0..8).find(|extra| self.is_own(*extra) && !self.has(*extra) && mark != Some(*extra))
+    }
+
+    /// Returns whether VCQs of this process may have an extra value.
+    pub(crate) fn is_own(&self, extra: u8) -> bool {
+        self.half.is_none_or(|half| half == Half::of_extra(extra))
     }
 
     pub(crate) fn has(&self, extra: u8) -> bool {
@@ -392,7 +401,7 @@ impl<Q: Queue> OpenState<Q> {
         if self.session || self.whole_only.contains(&command.header1().target()) {
             return None;
         }
-        let sender = (0..8).rev().find(|extra| !self.has(*extra))?;
+        let sender = (0..8).rev().find(|extra| self.is_own(*extra) && !self.has(*extra))?;
         // There must be room for the notices of all parts, and a place for the end.
         let most = self.room().saturating_sub(1).min(self.queue.notices() / 8);
         let cut = Cut::new(command, from, most)?;

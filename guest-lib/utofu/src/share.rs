@@ -12,6 +12,7 @@ use tofu_abi::generation::{Description, Generation};
 use tofu_abi::{CqId, TniId};
 
 use crate::error::{Code, Error};
+use crate::half::Half;
 
 /// The first queues of processes, by how many equal shares the eleven user queues are divided into.
 const STARTS: [&[u8]; 7] = [
@@ -53,6 +54,8 @@ pub struct DeviceShare {
     shared: bool,
     /// Its number among the processes of the node that have the same interfaces.
     turn: u8,
+    /// Its half of its queue, if another process has the rest.
+    half: Option<Half>,
 }
 
 /// The first queues of processes without a known number, in the order in which they are given.
@@ -85,8 +88,7 @@ impl DeviceShare {
             Error::with_value(Code::NotAvailable, "processes per node", processes.into(), hint)
         })?;
         if index >= processes {
-            let hint = "not below the number of processes per node";
-            return Err(Error::with_value(Code::NotAvailable, "process", index.into(), hint));
+            return Err(no_such_process(index));
         }
         // Processes with the same queues divide the interfaces among them.
         let sharing = usize::from(processes).div_ceil(starts.len());
@@ -96,7 +98,39 @@ impl DeviceShare {
         let tni = (turn * tnis) as u8;
         let first = starts[share];
         let tnis = tni..tni + tnis as u8;
-        Ok(Self { tnis, cqs: first..end, first, shared: false, turn: share as u8 })
+        Ok(Self { tnis, cqs: first..end, first, shared: false, turn: share as u8, half: None })
+    }
+
+    /// Returns the share of a process on a node that may have more processes than queues, up to one
+    /// for each core. The first ones have the queues that they would have without the others. Each
+    /// of the others shares the queue of one of them, so that each of the two has [half](Half).
+    ///
+    /// # Errors
+    ///
+    /// If there are 0 or more processes than cores, or fewer than `index` + 1.
+    pub fn joint(generation: Generation, index: u16, processes: u16) -> Result<Self, Error> {
+        let description = generation.description();
+        let own = u16::from(description.processes);
+        if processes <= own {
+            return Self::of(generation, index, processes);
+        }
+        if processes > description.cores.into() {
+            let hint = match description.cores {
+                8 => "a node has 8 cores",
+                16 => "a node has 16 cores",
+                32 => "a node has 32 cores",
+                _ => "a node has 48 cores",
+            };
+            let what = "processes per node";
+            return Err(Error::with_value(Code::NotAvailable, what, processes.into(), hint));
+        }
+        if index >= processes {
+            return Err(no_such_process(index));
+        }
+        let half = if index < own { Half::Lower } else { Half::Upper };
+        let is_alone = index < own && index + own >= processes;
+        let share = Self::of(generation, index % own, own)?;
+        Ok(Self { half: (!is_alone).then_some(half), ..share })
     }
 
     /// Returns the share of a process without a known number, which was given control queue `first`
@@ -114,12 +148,17 @@ impl DeviceShare {
         }
         let cqs = 0..description.user_cqs();
         let turn = CHOSEN.iter().position(|cq| *cq == usize::from(first)).unwrap_or(0) as u8;
-        Ok(Self { tnis: 0..description.tnis, cqs, first, shared: true, turn })
+        Ok(Self { tnis: 0..description.tnis, cqs, first, shared: true, turn, half: None })
     }
 
     /// Returns its number among the processes of the node that have the same interfaces.
     pub const fn turn(&self) -> u8 {
         self.turn
+    }
+
+    /// Returns the process's half of its only queue, if another process has the rest.
+    pub const fn half(&self) -> Option<Half> {
+        self.half
     }
 
     /// Returns the first queue for the next process without a known number. `is_free` tells which
@@ -155,6 +194,11 @@ impl DeviceShare {
         let within = self.tnis.contains(&tni.get()) && self.cqs.contains(&cq.get());
         within && (!self.shared || cq.get() == self.first)
     }
+}
+
+fn no_such_process(index: u16) -> Error {
+    let hint = "not below the number of processes per node";
+    Error::with_value(Code::NotAvailable, "process", index.into(), hint)
 }
 
 #[cfg(test)]
@@ -217,6 +261,37 @@ mod tests {
         assert!(DeviceShare::new(0, 0).is_err());
         assert!(DeviceShare::new(0, 49).is_err());
         assert!(DeviceShare::new(4, 4).is_err());
+    }
+
+    #[test]
+    fn two_processes_at_most_share_a_queue() {
+        for generation in Generation::ALL {
+            let description = generation.description();
+            for processes in 1..=description.cores.into() {
+                let mut seen = BTreeSet::new();
+                for index in 0..processes {
+                    let share = DeviceShare::joint(generation, index, processes).unwrap();
+                    let queues: Vec<_> =
+                        share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq))).collect();
+                    assert!(share.half().is_none() || queues.len() == 1);
+                    let halves = share.half().map_or_else(|| Half::BOTH.to_vec(), |h| [h].into());
+                    for (queue, half) in queues.iter().flat_map(|q| halves.iter().map(|h| (*q, *h)))
+                    {
+                        assert!(seen.insert((queue, half as u8)), "{index} of {processes}");
+                    }
+                }
+            }
+            let too_many = u16::from(description.cores) + 1;
+            assert!(DeviceShare::joint(generation, 0, too_many).is_err());
+        }
+        let half = |index, processes| {
+            DeviceShare::joint(Generation::Fx10, index, processes).unwrap().half()
+        };
+        assert_eq!([0, 1, 7, 8].map(|i| half(i, 9)), {
+            [Some(Half::Lower), None, None, Some(Half::Upper)]
+        });
+        assert_eq!(half(7, 8), None);
+        assert!(DeviceShare::joint(Generation::Fx10, 9, 9).is_err());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The steering tags of a queue, and the memory registered under them.
 
 use alloc::collections::BTreeMap;
+use core::ops::Range;
 
 use crate::error::{Code, Error};
 use crate::ids::{FIRST_NORMAL_STAG, Stadd};
@@ -39,14 +40,18 @@ pub(crate) struct Stags {
     /// No normal tag below these is free, for reading and writing and for reading only,
     /// respectively.
     lowest: [u32; 2],
+    /// The end of the normal tags.
+    end: u32,
 }
 
 impl Stags {
-    pub(crate) const fn new() -> Self {
+    /// The normal tags of a process, which begin with an even one.
+    pub(crate) const fn of(normal: Range<u32>) -> Self {
         Self {
             in_use: BTreeMap::new(),
             known: BTreeMap::new(),
-            lowest: [FIRST_NORMAL_STAG, FIRST_NORMAL_STAG + 1],
+            lowest: [normal.start, normal.start + 1],
+            end: normal.end,
         }
     }
 
@@ -62,9 +67,10 @@ impl Stags {
         }
         // Even tags allow reading and writing, odd ones only reading.
         let lowest = &mut self.lowest[usize::from(memory.read_only)];
-        let stag = (*lowest..NUM_STAGS).step_by(2).find(|stag| !self.in_use.contains_key(stag));
+        let stag = (*lowest..self.end).step_by(2).find(|stag| !self.in_use.contains_key(stag));
         let Some(stag) = stag else {
-            let hint = "a control queue has 2048 steering tags of each kind: deregister some";
+            let hint = "a control queue has 2048 steering tags of each kind, of which a process \
+                        that shares it has half: deregister some";
             return Err(Error::new(Code::Full, "steering tags", hint));
         };
         *lowest = stag + 2;
@@ -132,13 +138,17 @@ impl Stags {
 mod tests {
     use super::*;
 
+    fn all() -> Stags {
+        Stags::of(FIRST_NORMAL_STAG..NUM_STAGS)
+    }
+
     fn memory(addr: usize, read_only: bool) -> Memory {
         Memory { addr, size: 100, read_only, owner: 3 }
     }
 
     #[test]
     fn tags_are_those_of_real_systems() {
-        let mut stags = Stags::new();
+        let mut stags = all();
         let mut add = |addr, read_only| stags.add(memory(addr, read_only)).unwrap().0.0;
         assert_eq!(add(0x100_0000, false), 0x0010_0000_0000_0000);
         assert_eq!(add(0x44_7950, false), 0x0010_0200_0000_7950);
@@ -149,7 +159,7 @@ mod tests {
 
     #[test]
     fn same_memory_has_the_same_tag() {
-        let mut stags = Stags::new();
+        let mut stags = all();
         let (stadd, new) = stags.add(memory(0x1000, false)).unwrap();
         assert!(new);
         assert_eq!(stags.add(memory(0x1000, false)).unwrap(), (stadd, false));
@@ -165,7 +175,7 @@ mod tests {
 
     #[test]
     fn tags_run_out_and_come_back() {
-        let mut stags = Stags::new();
+        let mut stags = all();
         for i in 0..2048 {
             stags.add(memory(i << 16, false)).unwrap();
         }

@@ -16,6 +16,7 @@ use tofu_abi::{Coords, CqId, TniId};
 use crate::command::{Command, Packets, Posting};
 use crate::error::{Code, Error};
 use crate::flags;
+use crate::half::Half;
 use crate::ids::{Stadd, VcqId};
 use crate::lock::{Guard, Lock};
 use crate::notice::Notice;
@@ -58,6 +59,8 @@ pub struct SharedQueue<P: Provider + ?Sized> {
     atomics: bool,
     /// The size from which Puts are sent in parts, over several paths.
     split_from: u32,
+    /// The process's half of the queue, if another one has the rest.
+    half: Option<Half>,
     serial: AtomicU32,
     state: Lock<Option<OpenState<P::Queue>>>,
     /// When polls that find nothing rest.
@@ -107,8 +110,14 @@ impl VcqKind {
 }
 
 impl<P: Provider + ?Sized> SharedQueue<P> {
-    /// Creates a queue that sends Puts of at least `split_from` bytes in parts.
-    pub(crate) fn new(provider: Arc<P>, tni: TniId, cq: CqId, split_from: u32) -> Self {
+    /// Creates a queue of the process, or the half of it that the process has, which sends Puts of
+    /// at least `split_from` bytes in parts.
+    pub(crate) fn new(
+        provider: Arc<P>,
+        (tni, cq): (TniId, CqId),
+        half: Option<Half>,
+        split_from: u32,
+    ) -> Self {
         let atomics = provider.generation().description().atomics;
         let (serial, state) = (AtomicU32::new(1), Lock::new(None));
         Self {
@@ -117,6 +126,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
             cq,
             atomics,
             split_from,
+            half,
             serial,
             state,
             rest_after: RestAfter::default(),
@@ -141,8 +151,9 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     /// Creates a VCQ on this queue. Returns `None` if the queue's other VCQs do not permit it.
     pub(crate) fn create(&self, kind: VcqKind) -> Result<Option<Ticket>, Error> {
         let mut state = self.state.lock();
-        if let Some(open) = &*state
-            && (open.exclusive || kind.is_alone())
+        let is_joint = self.half.is_some();
+        if (kind.is_alone() && (state.is_some() || is_joint))
+            || state.as_ref().is_some_and(|open| open.exclusive)
         {
             return Ok(None);
         }
@@ -155,7 +166,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
                 let (tni, cq) = (self.tni, self.cq);
                 let wanted = OpenQueue { tni, cq, stags: NUM_STAGS, session: kind.session };
                 let queue = self.provider.open(&wanted)?;
-                closed.insert(OpenState::new(queue, kind.is_alone(), kind.session))
+                closed.insert(OpenState::new(queue, self.half, kind.is_alone(), kind.session))
             }
         };
         let extra = match kind.extra {
@@ -164,9 +175,16 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
                 let value = u64::from(extra - 8);
                 return Err(Error::with_value(Code::Used, "component ID", value, hint));
             }
+            Some(extra) if !open.is_own(extra) => {
+                let hint = "the process that shares this one's control queue has it: of the IDs \
+                            0 to 3 and 4 to 7, each has four";
+                let value = u64::from(extra - 8);
+                return Err(Error::with_value(Code::Used, "component ID", value, hint));
+            }
             Some(extra) => extra,
             None => open.free_extra().ok_or({
-                let hint = "a process has at most 8 VCQs without component ID on a TNI";
+                let hint = "a process has at most 8 VCQs without component ID on a TNI, or 4 if it \
+                            shares the control queue";
                 Error::new(Code::Full, "VCQs", hint)
             })?,
         };

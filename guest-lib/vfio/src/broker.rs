@@ -18,6 +18,9 @@
 //! ([`wire::IsolatedRequest`]), which opens queues, writes tables and registers, and maps memory
 //! ([`IsolatedDevice`]).
 //!
+//! `tofu run --local` is a broker, too, for ranks that share a control queue. Each of them has
+//! mapped its memory for the device itself, and has rings that the broker serves.
+//!
 //! [`Broker`] is the process's side, [`SharedPlatform`] the resulting platform. The messages are in
 //! [`wire`]. [`VfioPlatform`](crate::VfioPlatform) has what the broker needs from this crate: its
 //! terms, addresses to grant, and revoking them.
@@ -36,6 +39,7 @@ use crate::bdf::Bdf;
 pub use client::{Broker, BrokerError, Shared, SharedPlatform};
 pub use isolated::{
     BrokerPage, IsolatedChannel, IsolatedDevice, IsolatedQueue, Joined, Part, RegisterError,
+    ring_file,
 };
 pub use own::ShareError;
 

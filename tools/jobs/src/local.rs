@@ -59,6 +59,7 @@ use crate::fetch_outputs::Destination;
 use crate::job::{self, Control, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::mpi::{self, Way};
 use crate::place::{Placement, Wanted, in_order, lay};
+use crate::queue_owner::{QueueOwner, SharedNode};
 use crate::spec::JobSpec;
 use crate::{elf, libraries};
 
@@ -228,9 +229,10 @@ fn serve_mpi(placement: &Placement, events: Teller) -> anyhow::Result<String> {
 
 /// Raises this process's limit of descriptors to what `ranks` ranks need, as far as permitted.
 fn allow_descriptors(ranks: u32) {
-    /// Sockets, pipes, memory and doorbells.
-    const OF_A_RANK: u64 = 48;
-    const OTHERS: u64 = 128;
+    /// Sockets, pipes, memory and doorbells. A rank that shares its control queue has another
+    /// socket and two mappings, and each node with such ranks is served for their owner, too.
+    const OF_A_RANK: u64 = 64;
+    const OTHERS: u64 = 256;
     let wanted = OTHERS + u64::from(ranks) * OF_A_RANK;
     let limit = getrlimit(Resource::Nofile);
     let Some(current) = limit.current.filter(|current| *current < wanted) else { return };
@@ -378,8 +380,14 @@ fn library_path() -> anyhow::Result<OsString> {
     Ok(std::env::join_paths(own.into_iter().chain(others))?)
 }
 
+/// An owner of control queues, and the name of its socket.
+type NamedOwner = (QueueOwner, String);
+
 /// A node of the machine, with its server.
 struct LocalNode {
+    /// The owner of control queues that its ranks share. It ends before the node's server, of which
+    /// it is a client.
+    owner: Option<NamedOwner>,
     /// The servers for its ranks.
     _served: Vec<Served>,
     /// A file in the run directory whose locks record which rank uses which of the node's
@@ -450,13 +458,13 @@ impl LocalMachine {
         let at = placement.node(rank);
         if !self.nodes.contains_key(&at) {
             let ranks = placement.info.job.ranks_at(at);
-            let listeners =
-                ranks.iter().map(|rank| self.listen(*rank)).collect::<Result<_, _>>()?;
-            let served = self.serve_node(at, placement.info.job.per_node(), listeners)?;
+            let names = ranks.iter().map(|rank| format!("{}-{rank}", self.name));
+            let (served, owner) =
+                self.serve_node(at, placement.info.job.per_node(), names.collect())?;
             let locks = self.folder.join(rundir::node_file("locks", at, "lock"));
             File::create(&locks).with_context(|| format!("cannot write {}", locks.display()))?;
             let namespace = self.namespace();
-            self.nodes.insert(at, LocalNode { _served: served, locks, namespace });
+            self.nodes.insert(at, LocalNode { owner, _served: served, locks, namespace });
         }
         let node = self.nodes.get(&at).context("the node has just been made")?;
         Ok((format!("@{}-{rank}", self.name), node))
@@ -470,13 +478,17 @@ impl LocalMachine {
         group: i32,
         program: &Path,
     ) -> anyhow::Result<Command> {
+        let job = self.name.clone();
         let (socket, node) = self.serve(rank, placement)?;
         let mut command = match &node.namespace {
             Some(namespace) => janitor::wrapped_in(group, program, namespace)?,
             None => janitor::wrapped(group, program)?,
         };
         command.env("TOFU_PROVIDER", "local").env("TOFU_LOCAL_SOCKET", socket);
-        command.env("TOFU_LOCAL_LOCKS", &node.locks).env("TOFU_JOB", &self.name);
+        command.env("TOFU_LOCAL_LOCKS", &node.locks).env("TOFU_JOB", job);
+        if let Some((_, door)) = &node.owner {
+            command.env("TOFU_LOCAL_OWNER", format!("@{door}"));
+        }
         Ok(command)
     }
 
@@ -492,38 +504,51 @@ impl LocalMachine {
         }
     }
 
-    /// Creates a rank's socket.
-    fn listen(&self, rank: u32) -> anyhow::Result<UnixListener> {
-        let name = format!("{}-{rank}", self.name);
-        let address = SocketAddr::from_abstract_name(&name)?;
-        let listener = UnixListener::bind_addr(&address);
-        listener.with_context(|| format!("cannot make the socket @{name}"))
-    }
-
-    /// Serves a node that up to `ranks` ranks share.
+    /// Serves a node that up to `ranks` ranks share, at abstract sockets of these names, one for
+    /// each rank. If there are more ranks than control queues, some share one, which an owner has.
     fn serve_node(
         &self,
         at: Coords,
         ranks: u32,
-        mut listeners: Vec<UnixListener>,
-    ) -> anyhow::Result<Vec<Served>> {
+        mut names: Vec<String>,
+    ) -> anyhow::Result<(Vec<Served>, Option<NamedOwner>)> {
         let machine = self.running.machine().context("no machine")?;
         let confinement = Confinement::default();
-        let served = match machine {
+        let (mut served, mut owner) = (Vec::new(), None);
+        match machine {
             AnyMachine::Tofu(machine) if ranks > 1 => {
-                let clients = (u16::try_from(ranks)?, listeners);
-                Served::joint(machine, at, clients, Backing::Process, &confinement)?
+                let ranks = u16::try_from(ranks)?;
+                let own = machine.config().generation.description().processes;
+                let shared = (ranks > own.into()).then(|| SharedNode {
+                    at,
+                    socket: format!("@{}-{}", self.name, node_name(at)),
+                    client: (names.len() as u16, ranks + 1),
+                    ranks,
+                    door: format!("{}-{}-queues", self.name, node_name(at)),
+                });
+                names.extend(shared.iter().map(|node| node.socket[1..].to_owned()));
+                let listeners = names.iter().map(|name| listen(name)).collect::<Result<_, _>>()?;
+                let clients = (ranks + u16::from(shared.is_some()), listeners);
+                served = Served::joint(machine, at, clients, Backing::Process, &confinement)?;
+                let start = |node: SharedNode| anyhow::Ok((QueueOwner::start(&node)?, node.door));
+                owner = shared.map(start).transpose()?;
             }
             machine => {
-                let listener = listeners.pop().context("the node has no rank")?;
-                vec![Served::on(machine, at, listener, Backing::Process, &confinement)?]
+                let listener = listen(&names.pop().context("the node has no rank")?)?;
+                served.push(Served::on(machine, at, listener, Backing::Process, &confinement)?);
             }
-        };
+        }
         if let Some(id) = machine.network().fabric().shape().node_id(at) {
             self.registry.with_served(id, &served);
         }
-        Ok(served)
+        Ok((served, owner))
     }
+}
+
+/// Creates an abstract socket.
+fn listen(name: &str) -> anyhow::Result<UnixListener> {
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?);
+    listener.with_context(|| format!("cannot make the socket @{name}"))
 }
 
 impl Drop for LocalMachine {

@@ -20,6 +20,8 @@ pub(crate) struct Wanted {
     pub(crate) alone: bool,
     /// The interconnect of the machine.
     pub(crate) interconnect: Interconnect,
+    /// True if ranks of a node may share a control queue, because the job runs here.
+    pub(crate) local: bool,
 }
 
 impl Wanted {
@@ -37,15 +39,24 @@ impl Wanted {
             ppn: spec.ppn,
             alone: torus.is_some(),
             interconnect,
+            local: spec.local,
         };
         wanted.check()?;
         Ok(wanted)
     }
 
-    /// Returns the most ranks on a node: those that can have control queues of their own. A network
-    /// processor of TNW belongs to one rank.
+    /// Returns the most ranks on a node: those that can have control queues of their own, or with
+    /// `--local` one for each core. A network processor of TNW belongs to one rank.
     fn most_on_node(self) -> u32 {
-        self.interconnect.tofu().map_or(1, |generation| generation.description().processes.into())
+        let Some(generation) = self.interconnect.tofu() else { return 1 };
+        let description = generation.description();
+        u32::from(if self.local { description.cores } else { description.processes })
+    }
+
+    /// Returns the most ranks on a node if the job ran here, if that is more.
+    fn more_here(self) -> Option<u32> {
+        let here = Self { local: true, ..self }.most_on_node();
+        (here > self.most_on_node()).then_some(here)
     }
 
     fn check(self) -> anyhow::Result<()> {
@@ -58,7 +69,11 @@ impl Wanted {
         {
             let generation = self.interconnect.tofu();
             let machine = generation.map_or("TNW", |generation| generation.description().machine);
-            bail!("--ppn {ppn}: a node has 1 to {most_on_node} ranks ({machine})");
+            let here = self.more_here().map(|most| format!(", with --local up to {most}"));
+            bail!(
+                "--ppn {ppn}: a node has 1 to {most_on_node} ranks ({machine}){}",
+                here.unwrap_or_default()
+            );
         }
         if let (Some(ranks), Some(map)) = (self.ranks, self.map) {
             let ppn = self.ppn.unwrap_or(most_on_node);
@@ -538,6 +553,17 @@ mod tests {
             let allowed = format!("a node has 1 to {most} ranks ({machine})");
             assert!(error.contains(&allowed), "{error}");
         }
+        let fx10 = Interconnect::Tofu(Generation::Fx10);
+        let here = |ppn| {
+            let wanted = wanted(Some(ppn), None, Some(ppn));
+            lay(&unit(), Wanted { interconnect: fx10, local: true, ..wanted })
+        };
+        assert_eq!(here(16).unwrap().per_node(), 16);
+        let error = here(17).unwrap_err().to_string();
+        assert_eq!(error, "--ppn 17: a node has 1 to 16 ranks (PRIMEHPC FX10)");
+        let nodes = Wanted { interconnect: fx10, ..wanted(None, None, Some(9)) };
+        let error = lay(&unit(), nodes).unwrap_err().to_string();
+        assert!(error.ends_with("1 to 8 ranks (PRIMEHPC FX10), with --local up to 16"), "{error}");
         let of_tnw = Wanted { interconnect: Interconnect::Tnw, ..wanted(None, None, Some(2)) };
         let error = lay(&unit(), of_tnw).unwrap_err().to_string();
         assert!(error.contains("a node has 1 to 1 ranks (TNW)"), "{error}");

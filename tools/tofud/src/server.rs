@@ -497,9 +497,9 @@ impl<S: Source> Server<S> {
                 part.register(&new)?;
                 done
             }
+            IsolatedRequest::RegisterMapped { .. } => return Err(wrong("it has no address space")),
             IsolatedRequest::Deregister { queue: of, stag } => {
-                part.deregister(queue(of)?, stag)?;
-                done
+                part.deregister(queue(of)?, stag).map(|()| done)?
             }
             IsolatedRequest::OpenChannel { channel: of, ref gates } => {
                 let channel = channel(of)?;

@@ -2,6 +2,7 @@
 
 mod broker;
 mod gates;
+mod halves;
 mod hosted;
 mod inproc;
 mod isolated;

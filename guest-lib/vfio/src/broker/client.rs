@@ -74,7 +74,8 @@ impl fmt::Debug for Broker {
 }
 
 impl Broker {
-    /// Connects to the broker that listens at `path`; `None` if there is none.
+    /// Connects to the broker that listens at `path`, or at the abstract socket whose name follows
+    /// an `@`; `None` if there is none.
     ///
     /// A broker that was there and does not answer gets a moment to come back.
     ///
@@ -101,7 +102,11 @@ impl Broker {
     }
 
     fn try_connect(path: &Path) -> io::Result<OwnedFd> {
-        let address = SocketAddrUnix::new(path)?;
+        let name = path.to_str().and_then(|path| path.strip_prefix('@'));
+        let address = match name {
+            Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+            None => SocketAddrUnix::new(path)?,
+        };
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         set_timeouts(&socket)?;

@@ -22,7 +22,7 @@ use super::own::{OwnMemory, ShareError};
 use super::wire::{
     Answer, Channel, GateLinks, IsolatedRequest, Page, Queue, Refusal, Request, VERSION,
 };
-use crate::memfd::page_size;
+use crate::memfd::{new_file, page_size};
 
 /// The way a process uses a device that a broker shares.
 #[derive(Debug)]
@@ -126,11 +126,7 @@ impl IsolatedDevice {
         let request = IsolatedRequest::OpenQueue { queue, stags, mrq_size, session };
         let file = self.memory_of(request)?;
         let page = BrokerPage { broker: Arc::clone(&self.broker), page: Page::Queue(queue) };
-        let cut = Cut::default();
-        let rings = RingMemory::new(orders, notices, |size, _| {
-            cut.next(&file, size).map_err(|_| DmaError { size, align: page_size() as usize })
-        });
-        let rings = rings.map_err(|_| cannot_map())?;
+        let rings = map_rings(&file, orders, notices).map_err(|_| cannot_map())?;
         let rings = Rings::new(rings, page);
         Ok(IsolatedQueue { rings, queue, broker: self.broker.clone(), memory: self.memory.clone() })
     }
@@ -172,6 +168,29 @@ impl IsolatedDevice {
             _ => Err(BrokerError::Answer),
         }
     }
+}
+
+/// Makes a file with the rings of a queue that this process owns, and maps it: the answer to
+/// [`IsolatedRequest::OpenQueue`] with a message receive queue of size code `mrq_size`.
+///
+/// # Errors
+///
+/// If there is no such size, or no memory.
+pub fn ring_file(mrq_size: u8) -> io::Result<(OwnedFd, RingMemory<Part>)> {
+    let entries = |code: u8| queue_entries(code.into()).ok_or(io::ErrorKind::InvalidInput);
+    let (orders, notices) = (entries(TOQ_SIZE)?, entries(mrq_size)?);
+    let sizes = RingMemory::<Part>::sizes(orders, notices);
+    let whole: usize = sizes.iter().map(|size| size.next_multiple_of(page_size() as usize)).sum();
+    let file = new_file("tofu-rings", whole as u64)?;
+    let rings = map_rings(&file, orders, notices).map_err(io::Error::other)?;
+    Ok((file, rings))
+}
+
+fn map_rings(file: &OwnedFd, orders: u32, notices: u32) -> Result<RingMemory<Part>, DmaError> {
+    let cut = Cut::default();
+    RingMemory::new(orders, notices, |size, _| {
+        cut.next(file, size).map_err(|_| DmaError { size, align: page_size() as usize })
+    })
 }
 
 fn cannot_map() -> BrokerError {
@@ -309,6 +328,25 @@ impl IsolatedQueue {
             Ok(_) => Err(RegisterError::Broker(BrokerError::Answer)),
             Err(error) => Err(RegisterError::Broker(error)),
         }
+    }
+
+    /// Registers memory that this process has mapped for the device, at an address that no other
+    /// process has, under an STag that is free, so that its first byte has this offset.
+    ///
+    /// # Errors
+    ///
+    /// If the broker does not allow it, as most do not, or the device has no room for it.
+    pub fn register_mapped(
+        &self,
+        (address, len): (u64, u64),
+        stag: u32,
+        offset: u64,
+        read_only: bool,
+    ) -> Result<(), BrokerError> {
+        let queue = self.queue;
+        let request =
+            IsolatedRequest::RegisterMapped { queue, stag, offset, address, len, read_only };
+        done(&self.broker, request)
     }
 
     /// Deregisters memory. When it returns, the device no longer uses it.

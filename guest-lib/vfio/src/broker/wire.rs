@@ -21,7 +21,7 @@ use tofu_driver::Gate;
 use crate::bar::Layout;
 
 /// Version of the messages. Both sides must have the same.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 8192;
 /// Descriptors in a message at most: the device, its address space, and an interrupt.
@@ -125,6 +125,22 @@ pub enum IsolatedRequest {
         read_only: bool,
         /// Start and length in the file, in whole pages, of the pages that hold the memory.
         runs: Vec<(u64, u64)>,
+    },
+    /// Registers memory that the process has mapped for the device itself, in its own addresses.
+    /// Answered by [`Answer::Done`].
+    RegisterMapped {
+        /// The queue.
+        queue: Queue,
+        /// The steering tag.
+        stag: u32,
+        /// Offset that the first byte is to have.
+        offset: u64,
+        /// Address of the first byte for the device.
+        address: u64,
+        /// Bytes.
+        len: u64,
+        /// It is read-only for peers.
+        read_only: bool,
     },
     /// Takes it back. Answered by [`Answer::Done`] when the device uses it no more.
     Deregister {

@@ -27,8 +27,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "XxYxZ")]
     map: Option<LogicalShape>,
 
-    /// Ranks on each node, 1 to 48; up to 8 on the K computer and FX10, up to 32 on FX100, 1 on TNW
-    /// [default: as few as possible]
+    /// Ranks on each node, 1 to 48; up to 8 on the K computer and FX10 (with --local on FX10 up to
+    /// 16, of which two share a queue), up to 32 on FX100, 1 on TNW [default: as few as possible]
     #[arg(long, value_name = "N")]
     ppn: Option<u32>,
 

@@ -288,6 +288,39 @@ fn every_core_has_a_rank() {
     assert_eq!((said.code, right), (Some(137), 95), "{said:?}");
 }
 
+/// FX10 has 16 cores and eight queues for ranks, so ranks share them.
+#[test]
+fn ranks_share_control_queues() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("all_cores.c") else { return };
+    let fx10 = ["--generation", "fx10", "--grace", "60s"];
+    for (ppn, ranks) in [("9", 9), ("12", 20), ("16", 32)] {
+        let count = ranks.to_string();
+        let args = [&fx10[..], &["-n", &count, "--ppn", ppn, &program]].concat();
+        let line = |rank: u32| format!("{rank}: all pairs");
+        assert_eq!(jobs.lines(&args), (0..ranks).map(line).collect::<Vec<_>>(), "{ppn} a node");
+    }
+    // Rank 9 shares the queue of rank 1, which is killed.
+    let args = [&fx10[..], &["-n", "16", "--ppn", "16", &program, "without"]].concat();
+    let said = jobs.run(&args);
+    let right = said.out.lines().filter(|line| line.ends_with(": all pairs")).count();
+    assert_eq!((said.code, right), (Some(137), 15), "{said:?}");
+    let said = jobs.run(&[&fx10[..], &["-n", "17", "--ppn", "17", &program]].concat());
+    assert!(said.err.contains("--ppn 17: a node has 1 to 16 ranks (PRIMEHPC FX10)"), "{said:?}");
+}
+
+/// One of two ranks of a queue is killed while it posts.
+#[test]
+fn rank_outlives_the_other_of_its_queue() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("halves.c") else { return };
+    let args = ["--generation", "fx10", "-n", "9", "--ppn", "9", "--grace", "60s", &program];
+    let said = jobs.run(&args);
+    assert_eq!(said.code, Some(137), "{said:?}");
+    let expected = "0: 7 of 9 have a channel\n0: 1000 rounds without rank 8\n";
+    assert_eq!(said.out, expected, "{said:?}");
+}
+
 #[test]
 fn killed_rank_leaves_its_node_usable() {
     let jobs = Jobs::new();

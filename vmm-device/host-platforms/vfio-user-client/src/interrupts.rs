@@ -28,17 +28,20 @@ impl Interrupts {
     }
 
     /// The eventfd of a vector that is enabled.
+    pub(crate) fn event(&self, vector: u16) -> Option<Arc<OwnedFd>> {
+        tofu_sync::lock(&self.0).get(&vector).cloned()
+    }
+
+    /// The number of that descriptor.
     pub(crate) fn descriptor(&self, vector: u16) -> Option<i32> {
-        tofu_sync::lock(&self.0).get(&vector).map(|event| event.as_raw_fd())
+        self.event(vector).map(|event| event.as_raw_fd())
     }
 
     /// Waits until a vector has fired since the last successful wait; false after `timeout_ns`
     /// nanoseconds, or if it is not enabled.
     pub(crate) fn wait(&self, vector: u16, timeout_ns: u64) -> bool {
         const SECOND: u64 = 1_000_000_000;
-        let events = tofu_sync::lock(&self.0);
-        let Some(event) = events.get(&vector).cloned() else { return false };
-        drop(events);
+        let Some(event) = self.event(vector) else { return false };
         let timeout = Timespec {
             tv_sec: (timeout_ns / SECOND) as i64,
             tv_nsec: (timeout_ns % SECOND) as i64,

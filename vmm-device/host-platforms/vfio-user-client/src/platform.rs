@@ -183,6 +183,11 @@ impl SocketPlatform {
         Ok(platform)
     }
 
+    /// The eventfd of an interrupt that is enabled, for event loops that hold it.
+    pub fn interrupt_event(&self, vector: u16) -> Option<Arc<OwnedFd>> {
+        self.interrupts.event(vector)
+    }
+
     /// Maps for the device `len` bytes of this process's memory at `address`, until the result is
     /// dropped: for reading, and for writing if it is `writable`. The server must be one that can
     /// access its clients' memory.

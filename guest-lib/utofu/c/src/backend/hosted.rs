@@ -8,7 +8,7 @@ use tofu_utofu::{Code, DriverProvider, Error, MapUser, Mapped};
 /// The subject of errors.
 const WHAT: &str = "Tofu device";
 /// Size code of message receive queues: 32768 notices.
-const MRQ_SIZE: u8 = 2;
+pub(super) const MRQ_SIZE: u8 = 2;
 
 /// Gives out the control queues of such a device.
 pub(super) type HostProvider = DriverProvider<HostPlatform, Memory>;

@@ -11,6 +11,7 @@ use tofu_tof::{Claim, Locks};
 use tofu_utofu::{ClaimQueue, Code, DeviceShare, Error, Provider as _};
 
 use super::gates::{LockGate, LockedGates};
+use super::halves::{HalfProvider, OWNER};
 use super::hosted;
 use crate::environment;
 use crate::provider::{AnyProvider, any};
@@ -53,14 +54,20 @@ impl Served {
         let none = Error::with_value(Code::NotAvailable, "process", index as u64, hint);
         let socket = self.sockets.get(index).ok_or(none)?;
         let (index, processes) = self.rank;
-        let platform = self.library.connect(socket, index, processes);
+        // The owner of shared queues is one more client.
+        let clients = processes.saturating_add(env::var_os(OWNER).is_some().into());
+        let platform = self.library.connect(socket, index, clients);
         let platform = platform.map_err(|why| hosted::refused("Tofu device", None, why))?;
         let provider = hosted::provider(platform)?;
         let generation = provider.generation();
-        let share = DeviceShare::of(generation, index, processes)?;
-        let provider = match processes {
-            1 => any(Arc::new(provider)),
-            _ => any(Arc::new(provider.with_claims(Claims::open(generation)?))),
+        let share = DeviceShare::joint(generation, index, processes)?;
+        if processes == 1 {
+            return Ok((any(Arc::new(provider)), share));
+        }
+        let provider = provider.with_claims(Claims::open(generation)?);
+        let provider = match share.half() {
+            None => any(Arc::new(provider)),
+            Some(_) => any(Arc::new(HalfProvider::new(provider, (index, processes))?)),
         };
         Ok((provider, share))
     }

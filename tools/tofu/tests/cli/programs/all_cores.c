@@ -1,7 +1,8 @@
 /*
- * A rank on each core of Fugaku's nodes. Each passes a number around the ring of all ranks, and
- * then writes a word of every other one's memory. With an argument, rank 1 is killed after the
- * ring, and the others exchange their words without it.
+ * A rank on each core of a node of Fugaku, or of FX10, where two ranks share a control queue. Each
+ * passes a number around the ring of all ranks, and then writes a word of every other one's memory.
+ * With an argument, rank 1 is killed after the ring, and the others exchange their words without
+ * it.
  */
 #include <sched.h>
 #include <signal.h>
@@ -18,16 +19,29 @@ static uint64_t out;
 static utofu_vcq_hdl_t vcq;
 static utofu_stadd_t out_stadd;
 
-/* With 48 ranks on a node, six have the same control queue, each on its own TNI. */
+/*
+ * With 48 ranks on a node of Fugaku, six have the same number of a control queue, each on its own
+ * TNI. On FX10 it is four, and of a ninth to sixteenth rank each shares the queue of a former one:
+ * that one has component IDs 0 to 3, and the other 4 to 7.
+ */
+static int component(int rank)
+{
+    int major, minor, local = rank % job_number("TOFU_PPN");
+    utofu_query_tofu_version(&major, &minor);
+    return major == 1 && local < 8 ? 3 : COMPONENT;
+}
+
 static utofu_vcq_id_t peer(int rank)
 {
     static const utofu_cq_id_t first[8] = {0, 1, 2, 5, 6, 8, 9, 10};
-    int local = rank % 48;
+    int major, minor, local = rank % job_number("TOFU_PPN");
     union jtofu_phys_coords at;
     utofu_vcq_id_t id;
+    utofu_query_tofu_version(&major, &minor);
     if (jtofu_query_phys_coords(JOB, (jtofu_rank_t)rank, &at) != JTOFU_SUCCESS) exit(1);
-    OK(utofu_construct_vcq_id(at.a, (utofu_tni_id_t)(local % 6), first[local / 6], COMPONENT,
-                              &id));
+    int tnis = major == 1 ? 4 : 6, queue = major == 1 ? local % 8 : local;
+    OK(utofu_construct_vcq_id(at.a, (utofu_tni_id_t)(queue % tnis), first[queue / tnis],
+                              (utofu_cmp_id_t)component(rank), &id));
     return id;
 }
 
@@ -63,7 +77,7 @@ int main(int argc, char **argv)
     (void)argv;
     job_start();
     OK(utofu_get_onesided_tnis(&tnis, &n));
-    OK(utofu_create_vcq_with_cmp_id(tnis[0], COMPONENT, 0, &vcq));
+    OK(utofu_create_vcq_with_cmp_id(tnis[0], (utofu_cmp_id_t)component(rank), 0, &vcq));
     OK(utofu_reg_mem_with_stag(vcq, (void *)words, sizeof words, STAG, 0, &out_stadd));
     OK(utofu_reg_mem(vcq, &out, sizeof out, 0, &out_stadd));
     if (rank > 0) wait_for(MOST);

@@ -1,0 +1,105 @@
+//! Rings from the other side: the orders of a process are taken, and completions and notices are
+//! written, as a device does it.
+
+use core::sync::atomic::Ordering;
+
+use tofu_abi::Rcode;
+use tofu_abi::desc::{Command, DESC_SIZE, Descriptor, Header1};
+use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqEntry, MrqWord0, RingIndex, TCQ_ENTRY_SIZE, TcqEntry};
+
+use crate::order::Order;
+use crate::platform::DmaBuffer;
+use crate::rings::RingMemory;
+
+/// The rings of a process that posts and polls by [`Rings`](crate::Rings) on the same memory, for
+/// another process that serves it.
+///
+/// The first process may write anything there. Only it suffers from that: orders are copied before
+/// they are looked at, and no more of them are taken than the ring has entries.
+#[derive(Debug)]
+pub struct ServedRings<D> {
+    memory: RingMemory<D>,
+    /// Position of the next order to take.
+    fetch: RingIndex,
+    /// Position of the next completion to write.
+    complete: RingIndex,
+    /// Position of the next notice to write.
+    notify: RingIndex,
+    /// Number of notices that the process has taken, as it has said.
+    full_pointer: u64,
+}
+
+impl<D: DmaBuffer> ServedRings<D> {
+    /// Serves rings in this memory, which is blank still.
+    pub fn new(memory: RingMemory<D>) -> Self {
+        let (fetch, notify) = (RingIndex::new(memory.orders()), RingIndex::new(memory.notices()));
+        Self { memory, fetch, complete: fetch, notify, full_pointer: 0 }
+    }
+
+    /// Returns the descriptor at a position, if the process has posted it.
+    fn posted(&self, at: RingIndex) -> Option<Descriptor> {
+        if at.count() - self.complete.count() >= at.entries().into() {
+            return None;
+        }
+        let place = at.slot() as usize * DESC_SIZE;
+        let header = Header1(self.memory.toq().load_u64(place, Ordering::Acquire));
+        if header.flip() != at.flip() {
+            return None;
+        }
+        let [a, b, c] = self.memory.toq().load_words(place + 8, Ordering::Relaxed);
+        Some(Descriptor([header.0, a, b, c]))
+    }
+
+    /// Takes the next command, with all of its descriptors. Its end is to be told by
+    /// [`ServedRings::complete`], in the order in which commands were taken.
+    pub fn take(&mut self) -> Option<Order> {
+        let first = self.posted(self.fetch)?;
+        let mut next = self.fetch;
+        next.advance();
+        let order = if first.header1().command() == Command::WritePiggybackBuffer as u8 {
+            // It fills the buffer that the next descriptor reads.
+            let second = self.posted(next)?;
+            next.advance();
+            Order::raw(&[first, second])
+        } else {
+            Order::raw(&[first])
+        };
+        self.fetch = next;
+        Some(order)
+    }
+
+    /// Tells the process that the oldest command that was taken, of this many descriptors, has
+    /// ended. Does nothing if none is left.
+    pub fn complete(&mut self, descriptors: usize, rcode: Rcode) {
+        for left in (0..descriptors).rev() {
+            if self.complete.count() >= self.fetch.count() {
+                return;
+            }
+            let rcode = if left == 0 { rcode } else { Rcode::SUCCESS };
+            let entry = TcqEntry(0).with_rcode(rcode).with_flip(self.complete.flip());
+            let place = self.complete.slot() as usize * TCQ_ENTRY_SIZE;
+            self.memory.tcq().store_u64(place, entry.0, Ordering::Release);
+            self.complete.advance();
+        }
+    }
+
+    /// Gives the process a notice. Returns false if it has no room: the notice is lost then.
+    pub fn notify(&mut self, notice: &MrqEntry) -> bool {
+        let unread = self.notify.count().saturating_sub(self.full_pointer);
+        if unread >= self.notify.entries().into() {
+            return false;
+        }
+        let place = self.notify.slot() as usize * MRQ_ENTRY_SIZE;
+        let [word, a, b, c] = notice.0;
+        self.memory.mrq().store_words(place + 8, [a, b, c], Ordering::Relaxed);
+        let word = MrqWord0(word).with_flip(self.notify.flip());
+        self.memory.mrq().store_u64(place, word.0, Ordering::Release);
+        self.notify.advance();
+        true
+    }
+
+    /// The process has written this to its register MRQ_FULL_POINTER.
+    pub fn acknowledge(&mut self, full_pointer: u64) {
+        self.full_pointer = full_pointer;
+    }
+}
