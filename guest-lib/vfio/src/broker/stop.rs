@@ -168,7 +168,9 @@ pub(super) fn others() -> Result<Stopped, StopError> {
     let threads = Threads::open()?;
     let told = Vec::with_capacity(MAX_THREADS);
     // SAFETY: no requirements.
-    let (process, own) = unsafe { (libc::getpid(), libc::gettid()) };
+    let process = unsafe { libc::getpid() };
+    // Not that of the C library, which has it only since glibc 2.30.
+    let own = rustix::thread::gettid().as_raw_nonzero().get();
     STOPPED.store(0, Ordering::SeqCst);
     ROUND.fetch_add(1, Ordering::SeqCst);
     let mut stopped = Stopped { _guard: guard, told };
