@@ -33,7 +33,7 @@ enum Named {
 
 use Named::{Left, Rule, Scene, Warning};
 
-const WRONG: [Wrong; 32] = [
+const WRONG: [Wrong; 31] = [
     Wrong {
         name: "no_master",
         edits: &[("\tpci_set_master(pdev);\n", "")],
@@ -160,20 +160,6 @@ const WRONG: [Wrong; 32] = [
     Wrong {
         name: "no_device",
         edits: &[("\tpci_set_master(pdev);\n", "\treturn -ENODEV;\n")],
-        named: Scene("load", "node 0: the module is loaded, but no driver has taken the device"),
-    },
-    // The doorbell comes before what it is about: a barrier is missing.
-    Wrong {
-        name: "doorbell_first",
-        edits: &[
-            (HEADER, WITH_DELAY),
-            (
-                "\tm->toq[0][0] = cpu_to_le64(target",
-                "\twriteq(1, this->bar + CQ_FETCH_START);\n\tmdelay(5);\n\
-                 \tm->toq[0][0] = cpu_to_le64(target",
-            ),
-            ("by writeq. */\n\twriteq(1, this->bar + CQ_FETCH_START);\n", "by writeq. */\n"),
-        ],
         named: Scene("load", "node 0: the module is loaded, but no driver has taken the device"),
     },
     // The index is not taken modulo the size of the queue.

@@ -196,6 +196,7 @@ static int first_put_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		error = put(this, &pdev->dev);
 	}
 	if (error) {
+		writeq(0, this->bar + TNI_ENABLE);
 		close_queue(this);
 		return dev_err_probe(&pdev->dev, error, "no Put\n");
 	}
