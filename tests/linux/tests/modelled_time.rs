@@ -35,7 +35,7 @@ fn state(place: &Place) -> (u64, String, Vec<String>) {
     let stands = &time["stands"];
     let mut seen = Vec::new();
     for guest in time["guests"].as_array().unwrap() {
-        let counts = ["awake_ns", "accesses", "commands"].map(|of| guest[of].as_u64().unwrap());
+        let counts = ["accesses", "commands"].map(|of| guest[of].as_u64().unwrap());
         seen.push(format!("{counts:?}"));
     }
     for node in ["0", "1"] {
