@@ -128,8 +128,8 @@ fn a_run_ends_where_time_is_to_stop() {
     place.is_clean();
 }
 
-/// A debugger holds one node for 10 s of the host. No time passes on the other one, either, although
-/// their programs wait for each other.
+/// A debugger holds one node for 10 s of the host. No time passes on the other one, either,
+/// although their programs wait for each other.
 #[test]
 fn a_debugger_stops_time_for_all() {
     const TEST: &str = "a_debugger_stops_time_for_all";
@@ -172,7 +172,7 @@ fn a_debugger_stops_time_for_all() {
         let row = said.lines().filter_map(|line| line.split_once(") ")).next_back().unwrap().1;
         row.split_whitespace().next_back().unwrap().parse::<f64>().unwrap()
     };
-    // Rounds take as long as those of a machine that nobody holds.
+    // Rounds take as long as those of a machine without a debugger.
     assert!(longest(&said) < longest(&alone) + 1.0, "{said}\n{alone}");
     let dates = place.exec_all(&["date", "+%s"]);
     let dates: Vec<_> = dates.iter().filter_map(|line| line.split_once(") ")).collect();

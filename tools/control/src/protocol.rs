@@ -842,7 +842,7 @@ pub enum EventKind {
     Job { job: u32, state: JobState, command: String, nodes: Vec<u32> },
     /// Time stands still in a machine in modelled time, here and for this reason.
     TimeStands { ps: u64, text: String },
-    /// It goes on.
+    /// It continues.
     TimeGoesOn,
     /// The machine ends.
     Down,

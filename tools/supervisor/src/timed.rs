@@ -136,7 +136,7 @@ impl TimedMachine {
         Ok(())
     }
 
-    /// Has somebody hear when time stands still, as the plan says.
+    /// Calls this when time stands still, as the plan says.
     pub fn on_stand(&self, hears: impl Fn(StandsInfo) + Send + Sync + 'static) {
         self.paces.stop.tell(Box::new(hears));
     }

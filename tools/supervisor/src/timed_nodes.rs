@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(network.passed().unwrap().stands.unwrap().at, 2_000_500);
         assert_eq!(*heard.lock().unwrap(), ["modelled time stands still at 0.0020005 ms"]);
         assert_eq!(network.go_on(Some(2_000_500)).unwrap_err(), "its time is 0.0020005 ms already");
-        // It goes on as if nothing had been.
+        // It continues as if nothing had been.
         network.go_on(Some(9_000_000)).unwrap();
         assert_eq!(network.go_on(None).unwrap_err(), "its time does not stand still");
         a.say(AT, 0, 2000);

@@ -137,7 +137,7 @@ impl Pace {
     fn ask(&mut self, kind: u32, times: [u64; 2]) -> io::Result<Go> {
         self.say([kind, 0], times)?;
         let (go, _) = Go::receive(&self.machine)?;
-        // The machine has to know when it goes on again.
+        // The machine has to know when it continues.
         self.asks |= kind != ACCESS && go.until_ns <= times[0];
         Ok(go)
     }

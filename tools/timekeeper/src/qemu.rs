@@ -279,7 +279,7 @@ impl Plugin {
             board.rest();
         }
         // SAFETY: QEMU's functions, as its own devices call them; the big lock is held. In a timer
-        // of the main loop, that stops the machine before it lets go of the lock. In the
+        // of the main loop, that stops the machine before it releases the lock. In the
         // processor's own thread, the processor does nothing until the main loop has got there,
         // which must not move the clock of a processor that does nothing before that.
         unsafe {

@@ -219,7 +219,7 @@ pub(crate) struct ClockArgs {
     /// command 1234', once node 3 has started so many commands
     ///
     /// All guests then stand still, and can be looked at: tofu time, inspect, regs, stats, gdb.
-    /// `tofu time --until` goes on. `tofu run` ends there, with exit code 125.
+    /// `tofu time --until` continues. `tofu run` ends there, with exit code 125.
     #[arg(long, value_name = "WHERE")]
     pub(crate) until: Option<Until>,
 }

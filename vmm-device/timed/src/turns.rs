@@ -48,7 +48,7 @@ enum Wish {
     Away { least: Ps, happened: Option<Ps> },
     /// It has the turn.
     Runs,
-    /// It waits for its turn at its time, which it does not get before time goes on beyond the
+    /// It waits for its turn at its time, which it does not get before time continues beyond the
     /// present [stop](Turn::stop_at).
     Frozen,
     /// It has ended, or has not begun again.
@@ -423,8 +423,8 @@ impl Turn {
         self.turns.pass(&mut state);
     }
 
-    /// Has time stand still when it has got to this, until the next call, or never again: all events
-    /// up to then happen, and programs have turns up to then.
+    /// Has time stand still when it has got to this, until the next call, or never again: all
+    /// events up to then happen, and programs have turns up to then.
     pub fn stop_at(&self, stop: Option<Ps>) {
         let mut state = lock(&self.turns.state);
         (state.stop, state.stands) = (stop, false);
@@ -455,7 +455,7 @@ impl Turn {
         stop.is_some_and(|stop| at.saturating_add(step) > stop)
     }
 
-    /// Gives up the turn, and asks for it again as soon as time goes on beyond the present
+    /// Gives up the turn, and asks for it again as soon as time continues beyond the present
     /// [stop](Turn::stop_at).
     pub fn freeze(&self) {
         self.wish(|_, _| Wish::Frozen);

@@ -236,7 +236,7 @@ fn time_stands_still_where_it_is_to_stop() {
     assert_eq!(a.holder(), Some((0, start + 1000)));
     a.freeze();
     assert_eq!((a.holder(), a.stands_at(), engine.now()), (None, Some(start + 1000), start + 1000));
-    // One that is frozen goes on first.
+    // One that is frozen continues first.
     b.stop_at(Some(start + 1500));
     assert_eq!((a.holder(), a.stands_at()), (Some((0, start + 1000)), None));
     a.ask(start + 1600);

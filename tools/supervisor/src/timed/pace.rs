@@ -148,9 +148,9 @@ pub(super) struct Guest {
     since: Instant,
     /// Its request.
     asked: Option<Asked>,
-    /// The request that it will make again when time goes on, which stands still.
+    /// The request that it will make again when time continues, which stands still.
     frozen: Option<Asked>,
-    /// What it gets with its next answer, as it was due before time stopped.
+    /// Vectors and input that it gets with its next answer, as it was due before time stopped.
     kept: Option<(Vec<u16>, Input)>,
 }
 

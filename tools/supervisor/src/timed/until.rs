@@ -24,7 +24,7 @@ pub(crate) fn info(stands: &Stands) -> StandsInfo {
     StandsInfo { ps: *at, text }
 }
 
-/// Hears that time stands still.
+/// Is called when time stands still.
 type Hears = Box<dyn Fn(StandsInfo) + Send + Sync>;
 
 /// The time at which all guests stop, and who hears of that.
@@ -61,7 +61,7 @@ impl Stop {
         Self { engine: Arc::clone(engine), command, told, hears: OnceLock::new() }
     }
 
-    /// Has somebody hear each time that time stands still. Only the first call has an effect.
+    /// Calls this each time that time stands still. Only the first one has an effect.
     pub(super) fn tell(&self, hears: Hears) {
         // There is one.
         let _ = self.hears.set(hears);

@@ -104,7 +104,7 @@ fn words(what: &EventKind) -> String {
             format!("job {job} {state}{on}: {command}")
         }
         EventKind::TimeStands { text, .. } => text.clone(),
-        EventKind::TimeGoesOn => "modelled time goes on".to_owned(),
+        EventKind::TimeGoesOn => "modelled time continues".to_owned(),
         EventKind::Down => "the machine ends".to_owned(),
     }
 }

@@ -25,9 +25,9 @@ const STOPS: Duration = Duration::from_secs(30);
 ///
 /// Prints how much modelled time has passed, how long the host took for it, and of each guest: the
 /// modelled time in which it was awake, the host's time in which it ran, how often it stopped to
-/// ask how far it may run, its accesses to the device, and the commands that its device has started. The guest that was awake longest is
-/// marked: the others waited for it. If time stands still, as `tofu up --until` says, it can go
-/// on.
+/// ask how far it may run, its accesses to the device, and the commands that its device has
+/// started. The guest that was awake longest is marked: the others waited for it. If time stands
+/// still, as `tofu up --until` says, it can continue.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TimeArgs {
     /// The machine; not needed if only one runs
@@ -38,12 +38,12 @@ pub(crate) struct TimeArgs {
     #[arg(long)]
     json: bool,
 
-    /// Let time go on that stands still, until it gets to another time, such as 250ms, and show it
+    /// Let time continue that stands still, until it gets to another time, such as 250ms, and show it
     /// then
     #[arg(long, value_name = "TIME", conflicts_with = "go_on")]
     until: Option<Until>,
 
-    /// Let time go on that stands still
+    /// Let time continue that stands still
     #[arg(long)]
     go_on: bool,
 }

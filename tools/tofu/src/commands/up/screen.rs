@@ -239,7 +239,7 @@ impl<'a> Screen<'a> {
         if self.style.json {
             return self.object(json!({ "event": "stands", "ps": ps, "text": text }));
         }
-        self.line(&format!("{text}; `tofu time --until` goes on, Ctrl-C ends the machine"))
+        self.line(&format!("{text}; `tofu time --until` continues, Ctrl-C ends the machine"))
     }
 
     /// All Linux nodes of a machine that stays up are ready; `hints` tell what the user can do.
