@@ -38,8 +38,8 @@ pub(crate) struct TimeArgs {
     #[arg(long)]
     json: bool,
 
-    /// Let time continue that stands still, until it gets to another time, such as 250ms, and show it
-    /// then
+    /// Let time continue that stands still, until it gets to another time, such as 250ms, and show
+    /// it then
     #[arg(long, value_name = "TIME", conflicts_with = "go_on")]
     until: Option<Until>,
 
