@@ -182,8 +182,8 @@ extern "C" fn leaves() -> *mut c_void {
 }
 
 /// Called at the beginning of a block that would pass the limit. Either returns, or leaves the
-/// block by QEMU's function for that. It tells the block by the address that this would return to, and
-/// does not return, so there must be no frame of Rust in between.
+/// block by QEMU's function for that. It tells the block by the address that this would return to,
+/// and does not return, so there must be no frame of Rust in between.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn would_pass(_: c_uint, _: *mut c_void) {

@@ -124,6 +124,21 @@ struct State {
     stands: bool,
 }
 
+impl State {
+    fn new(pace: Pace) -> Self {
+        Self {
+            pace,
+            board: None,
+            due: 0,
+            device: 0,
+            read: None,
+            write: None,
+            input: Default::default(),
+            stands: false,
+        }
+    }
+}
+
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 
 /// Ends QEMU with a line: a guest that is out of the machine's time is of no use.
@@ -492,17 +507,6 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         _ => Err("expected pace=SOCKET, as tofu serve prints it".to_owned()),
     };
     let pace = pace.unwrap_or_else(|error| end(&error));
-    let input = Default::default();
-    let state = State {
-        pace,
-        board: None,
-        due: 0,
-        device: 0,
-        read: None,
-        write: None,
-        input,
-        stands: false,
-    };
     // SAFETY: QEMU's functions by their names, with the signatures of version 11.1.
     let (plugin, register) = unsafe {
         use std::mem::transmute;
@@ -534,7 +538,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             put_in: transmute::<*mut c_void, PutIn>(symbol(c"qemu_chr_be_write")),
             timer: new_timer(),
             input_timer: new_timer(),
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(pace)),
         };
         let register = symbol(c"qemu_plugin_register_vcpu_init_cb");
         (plugin, transmute::<*mut c_void, VcpuInit>(register))
