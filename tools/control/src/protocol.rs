@@ -351,7 +351,7 @@ pub enum Reply {
     /// `None` if there are no faults.
     Faults { faults: Option<FaultReport> },
     /// `None` if there is no device.
-    Counters { counters: Option<NodeCounters> },
+    Counters { counters: Option<Box<NodeCounters>> },
     /// `None` if there is no device.
     Registers { registers: Option<Vec<RegisterValue>> },
     /// `tree` is `None` if there is no device. `complete` is false if the limit left something out.

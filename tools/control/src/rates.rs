@@ -66,7 +66,9 @@ impl Look {
         let mut nodes = Vec::with_capacity(machine.nodes.len());
         for node in &machine.nodes {
             let counters = match ask(control, &Request::Counters { node: node.index })? {
-                Reply::Counters { counters } => counters.unwrap_or_default(),
+                Reply::Counters { counters } => {
+                    counters.map(|counters| *counters).unwrap_or_default()
+                }
                 _ => bail!("not an answer"),
             };
             let state = if node.down { "down".to_owned() } else { node.state.clone() };

@@ -51,7 +51,9 @@ pub(super) fn answer(registry: &Registry, request: Request) -> anyhow::Result<Re
         }
         Request::Faults => return network::faults(registry),
         Request::Counters { node } => {
-            return Ok(Reply::Counters { counters: counters::of(registry, NodeId(node))? });
+            return Ok(Reply::Counters {
+                counters: counters::of(registry, NodeId(node))?.map(Box::new),
+            });
         }
         Request::Registers { node } => {
             return Ok(Reply::Registers { registers: registers::of(registry, NodeId(node))? });

@@ -149,7 +149,7 @@ fn all(control: &Path, shape: &Shape, one: Option<Coords>) -> anyhow::Result<Vec
             continue;
         }
         match ask(control, &Request::Counters { node: id.0 })? {
-            Reply::Counters { counters: Some(counters) } => found.push((id, at, counters)),
+            Reply::Counters { counters: Some(counters) } => found.push((id, at, *counters)),
             Reply::Counters { counters: None } => {}
             _ => bail!("not an answer"),
         }
