@@ -17,7 +17,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::qemu::{after_exception, before_block, before_halt, end, symbol};
+use crate::symbols::{end, symbol};
 
 /// `QEMU_PLUGIN_CB_R_REGS`: the guest's registers are in memory when the callback is called, so
 /// that the block can be left.
@@ -72,8 +72,20 @@ type CallIf = unsafe extern "C" fn(*mut c_void, Called, c_int, c_int, Word, u64,
 type Call = unsafe extern "C" fn(*mut c_void, Called, c_int, *mut c_void);
 type Processor = unsafe extern "C" fn(c_int) -> *mut c_void;
 
+/// The plugin's functions that translated code calls.
+pub(crate) struct Hooks {
+    /// Before a block that would take the guest farther than it may go. True if it must not run
+    /// yet.
+    pub(crate) before_block: fn() -> bool,
+    /// Before an instruction that may halt the processor.
+    pub(crate) before_halt: fn(),
+    /// After an exception.
+    pub(crate) after_exception: fn(),
+}
+
 /// QEMU's functions for translated code.
 struct Qemu {
+    hooks: Hooks,
     scoreboard: usize,
     find: Find,
     instructions: Instructions,
@@ -101,7 +113,7 @@ impl Qemu {
 }
 
 /// Has QEMU count the instructions of all code that it translates.
-pub(crate) fn register(id: u64) {
+pub(crate) fn register(id: u64, hooks: Hooks) {
     // SAFETY: QEMU's functions by their names, with the signatures of version 11.1. The callbacks
     // live as long as the plugin, which is never unloaded.
     unsafe {
@@ -111,6 +123,7 @@ pub(crate) fn register(id: u64) {
         let call_if = symbol(c"qemu_plugin_register_vcpu_tb_exec_cond_cb");
         let call = symbol(c"qemu_plugin_register_vcpu_insn_exec_cb");
         let qemu = Qemu {
+            hooks,
             scoreboard: new(size_of::<Counts>()) as usize,
             find: transmute::<*mut c_void, Find>(symbol(c"qemu_plugin_scoreboard_find")),
             instructions: transmute::<*mut c_void, Instructions>(symbol(c"qemu_plugin_tb_n_insns")),
@@ -165,20 +178,21 @@ const fn halts(code: &[u8]) -> bool {
 }
 
 unsafe extern "C" fn halting(_: c_uint, _: *mut c_void) {
-    before_halt();
+    (qemu().hooks.before_halt)();
 }
 
 unsafe extern "C" fn excepted(_: c_uint, _: c_int) {
-    after_exception();
+    (qemu().hooks.after_exception)();
 }
 
 /// The processor, if its block must not run yet; otherwise null.
 extern "C" fn leaves() -> *mut c_void {
-    if !before_block() {
+    let qemu = qemu();
+    if !(qemu.hooks.before_block)() {
         return null_mut();
     }
     // SAFETY: QEMU's function.
-    unsafe { (qemu().processor)(0) }
+    unsafe { (qemu.processor)(0) }
 }
 
 /// Called at the beginning of a block that would pass the limit. Either returns, or leaves the

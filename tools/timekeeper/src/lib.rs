@@ -18,3 +18,5 @@ mod blocks;
 mod pace;
 #[allow(unsafe_code)]
 mod qemu;
+#[allow(unsafe_code)]
+mod symbols;

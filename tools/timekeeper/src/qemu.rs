@@ -5,7 +5,6 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::FromRawFd;
 use std::os::unix::net::UnixStream;
-use std::process;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -13,8 +12,9 @@ use tofu_pace::PORTS;
 use tofu_pace::message::Go;
 use tofu_pace::pages::Next;
 
-use crate::blocks::{self, Board};
+use crate::blocks::{self, Board, Hooks};
 use crate::pace::Pace;
+use crate::symbols::{end, symbol};
 
 /// Version of the plugin API that this was tried with: that of QEMU 11.1.
 #[unsafe(no_mangle)]
@@ -141,25 +141,8 @@ impl State {
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 
-/// Ends QEMU with a line: a guest that is out of the machine's time is of no use.
-pub(crate) fn end(why: &str) -> ! {
-    eprintln!("libtofutime: {why}");
-    process::exit(1)
-}
-
 fn plugin() -> &'static Plugin {
     PLUGIN.get().unwrap_or_else(|| end("called before it was installed"))
-}
-
-/// The address of a symbol of QEMU's executable.
-pub(crate) fn symbol(name: &CStr) -> *mut c_void {
-    // SAFETY: the name ends with a zero; a null handle stands for the executable and its libraries.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    if found.is_null() {
-        let name = name.to_string_lossy();
-        end(&format!("this QEMU has no {name}: 11.1 of Debian is known to work"));
-    }
-    found
 }
 
 impl Plugin {
@@ -327,7 +310,7 @@ impl Plugin {
 
 /// Called before a block of instructions that would take the guest farther than it may go. Returns
 /// true if it must not run yet: the guest is then stopped by the timer.
-pub(crate) fn before_block() -> bool {
+fn before_block() -> bool {
     let plugin = plugin();
     let mut state = plugin.state();
     let State { pace, board: Some(board), .. } = &mut *state else { return false };
@@ -347,7 +330,7 @@ pub(crate) fn before_block() -> bool {
 }
 
 /// Called before the processor halts, after which QEMU goes to its next timer.
-pub(crate) fn before_halt() {
+fn before_halt() {
     let plugin = plugin();
     let mut state = plugin.state();
     if let Some(until) = state.board.as_ref().and_then(Board::until) {
@@ -356,7 +339,7 @@ pub(crate) fn before_halt() {
 }
 
 /// Called when the processor has taken an exception, perhaps in the last instruction of a block.
-pub(crate) fn after_exception() {
+fn after_exception() {
     if let Some(board) = &mut plugin().state().board {
         board.doubt();
     }
@@ -548,6 +531,6 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     }
     // SAFETY: QEMU's function; the callback lives as long as the plugin, which is never unloaded.
     unsafe { register(id, vcpu_init, null_mut()) };
-    blocks::register(id);
+    blocks::register(id, Hooks { before_block, before_halt, after_exception });
     0
 }

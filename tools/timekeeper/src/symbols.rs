@@ -1,0 +1,21 @@
+//! What QEMU's executable exports.
+
+use std::ffi::{CStr, c_void};
+use std::process;
+
+/// Ends QEMU with a line: a guest that is out of the machine's time is of no use.
+pub(crate) fn end(why: &str) -> ! {
+    eprintln!("libtofutime: {why}");
+    process::exit(1)
+}
+
+/// The address of a symbol of QEMU's executable.
+pub(crate) fn symbol(name: &CStr) -> *mut c_void {
+    // SAFETY: the name ends with a zero; a null handle stands for the executable and its libraries.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if found.is_null() {
+        let name = name.to_string_lossy();
+        end(&format!("this QEMU has no {name}: 11.1 of Debian is known to work"));
+    }
+    found
+}
