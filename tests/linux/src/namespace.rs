@@ -88,15 +88,32 @@ impl Namespace {
         })
     }
 
-    /// Everything that a gateway may change: interfaces, routes, forwarding, tables of rules.
+    /// Everything that a gateway may change: interfaces, routes, forwarding, and the names of
+    /// tables or chains of rules.
     pub fn state(&self) -> String {
         let forward = "/proc/sys/net/ipv4/ip_forward";
         let forward = self.inside(|| std::fs::read_to_string(forward).unwrap_or_default());
-        let mut nft = Command::new("nft");
-        nft.args(["list", "tables"]);
-        let tables = self.command(&nft).output().map(|output| output.stdout).unwrap_or_default();
+        let rules = match have("nft") {
+            true => self.said("nft", &["list", "tables"]),
+            false => ["nat", "filter"].map(|of| self.said("iptables", &["-t", of, "-S"])).concat(),
+        };
         let (links, routes) = (self.ip(&["-o", "link"]), self.ip(&["route"]));
-        format!("{links}{routes}forwarding {forward}{}", String::from_utf8_lossy(&tables))
+        format!("{links}{routes}forwarding {forward}{rules}")
+    }
+
+    /// True if a state has the rules of the machine of this name.
+    pub fn translates(state: &str, machine: &str) -> bool {
+        let table = format!("table ip tofu-{machine}");
+        let chain = format!("-N tofu-{machine}");
+        state.lines().any(|line| line == table || line == chain)
+    }
+
+    /// The output of a program in the namespace; nothing if the host does not have it.
+    fn said(&self, program: &str, args: &[&str]) -> String {
+        let mut command = Command::new(program);
+        command.args(args);
+        let output = self.command(&command).output().map(|output| output.stdout);
+        String::from_utf8_lossy(&output.unwrap_or_default()).into_owned()
     }
 }
 

@@ -120,7 +120,7 @@ mod tests {
         let event = EventInfo { seconds, modelled_ns: None, node, at: Some([0; 6]), what };
         assert_eq!(line(&event), "     1.500 s  (0,0,0,0,0,0) link X+ down");
         let modelled = EventInfo { modelled_ns: Some(1_900_000_005), ..event.clone() };
-        let expected = "     1.500 s      1.900000005 s modelled  (0,0,0,0,0,0) link X+ down";
+        let expected = "     1.500 s     1.900000005 s modelled  (0,0,0,0,0,0) link X+ down";
         assert_eq!(line(&modelled), expected);
         let what = EventKind::Ended { outcome: "exited".into(), code: Some(3), detail: None };
         assert_eq!(words(&what), "exited with code 3");
