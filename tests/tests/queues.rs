@@ -153,6 +153,29 @@ fn full_pointer_makes_room() {
     }
 }
 
+/// A driver that acknowledges a notice twice leaves no room, as the queue looks full.
+#[test]
+fn full_pointer_ahead_of_notices_breaks_a_rule() {
+    for (cluster, mut a, mut b) in both_ways() {
+        let order = piggyback(0, &b).remote_notice();
+        let ahead = || {
+            let report = cluster.icc(1).rules();
+            report.0.iter().find(|tally| tally.rule.id() == "T-MRQ-003").unwrap().broken
+        };
+        for _ in 0..3 {
+            a.run(&order);
+        }
+        assert_eq!(b.notices().len(), 3);
+        cluster.device(1).write(b.cq_register(CqReg::MrqFullPointer), 3);
+        a.run(&order);
+        assert_eq!((b.notices().len(), ahead()), (1, 0));
+        cluster.device(1).write(b.cq_register(CqReg::MrqFullPointer), 5);
+        a.run(&order);
+        a.run(&order);
+        assert_eq!((b.notices().len(), ahead()), (0, 1));
+    }
+}
+
 #[test]
 fn notices_can_be_discarded() {
     let cluster = Cluster::new("1x1x1x2x1x1");

@@ -9,7 +9,7 @@ use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqEntry, MrqWord0, RingIndex, TCQ_ENTRY_SIZE, TcqEntry};
 use tofu_abi::regs::{CqReg, MRQ_MASK_DISCARD};
 use tofu_inspect::inspect;
-use tofu_rules::{Lane, Point, Rules};
+use tofu_rules::{Lane, Point, Rule, Rules};
 
 use crate::coalesce::{Held, HeldInterrupt};
 use crate::command::{CommandKind, Message};
@@ -543,6 +543,9 @@ impl Completions {
         let consumed = w.page.load(CqReg::MrqFullPointer);
         let waiting = self.mrq.count().wrapping_sub(consumed) & (2 * entries - 1);
         if waiting >= entries {
+            if waiting > entries && self.full_since_ns == u64::MAX {
+                w.rules.broke(Rule::MrqWritten);
+            }
             self.full_since_ns = self.full_since_ns.min(w.now_ns);
             if w.now_ns - self.full_since_ns < w.policy.patience_ns {
                 return false;

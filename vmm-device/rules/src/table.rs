@@ -244,6 +244,8 @@ rules! {
         "MRQ_FULL_POINTER advances before the message receive queue is full.";
     MrqMemory "T-MRQ-002" Public [Notice]
         "The MRQ is memory that the device can write.";
+    MrqWritten "T-MRQ-003" Ours [Notice]
+        "MRQ_FULL_POINTER is not ahead of the notices that were written.";
 
     ArmWord "T-IRQ-001" Ours [Asked]
         "INTERRUPT_ARM_IPA is the address of a word in memory, a multiple of 8.";
