@@ -1,4 +1,4 @@
-//! What QEMU's executable exports.
+//! The functions and data that QEMU's executable exports.
 
 use std::ffi::{CStr, c_void};
 use std::process;
