@@ -209,7 +209,6 @@ static void close_queue(struct tofu_queue *queue)
 	timer_delete_sync(&queue->timer);
 	hrtimer_cancel(&queue->hrtimer);
 	tofu_rs_net_stop(queue->link);
-	netdev_tx_reset_queue(tx_queue(queue));
 }
 
 /* Queues that are used, the first ones of those that there are. */
@@ -635,31 +634,6 @@ void tofu_shim_wake_queue(struct tofu_queue *queue)
 bool tofu_shim_queue_stopped(struct tofu_queue *queue)
 {
 	return netif_tx_queue_stopped(tx_queue(queue));
-}
-
-/*
- * Byte queue limits. The three are called under the lock of the sending side: no bytes may leave
- * before they are counted as sent.
- */
-bool tofu_shim_has_room_for(struct tofu_queue *queue, u32 bytes)
-{
-#ifdef CONFIG_BQL
-	return netdev_queue_dql_avail(tx_queue(queue)) >= (int)bytes;
-#else
-	return true;
-#endif
-}
-
-/* Counts bytes that the device has from now on. Returns whether the stack waits for their end. */
-bool tofu_shim_bytes_sent(struct tofu_queue *queue, u32 bytes, bool more)
-{
-	__netdev_tx_sent_queue(tx_queue(queue), bytes, more);
-	return netif_xmit_stopped(tx_queue(queue));
-}
-
-void tofu_shim_bytes_left(struct tofu_queue *queue, u32 frames, u32 bytes)
-{
-	netdev_tx_completed_queue(tx_queue(queue), frames, bytes);
 }
 
 void tofu_shim_set_carrier(struct tofu_queue *queue, bool on)

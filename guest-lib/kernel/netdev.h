@@ -92,9 +92,6 @@ void tofu_shim_start_hrtimer(struct tofu_queue *queue, u64 nanoseconds);
 void tofu_shim_stop_queue(struct tofu_queue *queue);
 void tofu_shim_wake_queue(struct tofu_queue *queue);
 bool tofu_shim_queue_stopped(struct tofu_queue *queue);
-bool tofu_shim_has_room_for(struct tofu_queue *queue, u32 bytes);
-bool tofu_shim_bytes_sent(struct tofu_queue *queue, u32 bytes, bool more);
-void tofu_shim_bytes_left(struct tofu_queue *queue, u32 frames, u32 bytes);
 void tofu_shim_set_carrier(struct tofu_queue *queue, bool on);
 void tofu_shim_count_tx(struct tofu_queue *queue, u32 len, bool sent);
 

@@ -49,13 +49,11 @@ const FLUSH_LOOKS: u32 = 10_000;
 /// A command in flight.
 #[derive(Clone, Copy)]
 enum Posted {
-    /// A packet in a buffer, with so many bytes of payload. If it is the last one of a frame, the
-    /// bytes of that frame.
+    /// A packet in a buffer, with so many bytes of payload.
     Packet {
         purpose: Purpose,
         buffer: u16,
         len: u16,
-        frame: u32,
     },
     /// A Get of a frame to this slot.
     Fetch(u8),
@@ -63,8 +61,8 @@ enum Posted {
 
 /// A command that has ended.
 pub(crate) enum Reaped {
-    /// A packet, and the bytes of the frame that it is the last one of, or 0.
-    Packet(Ended<u16>, u32),
+    /// A packet.
+    Packet(Ended<u16>),
     /// A Get of a frame to a slot, and its result code.
     Fetch(u8, Rcode),
 }
@@ -105,8 +103,6 @@ pub(crate) struct Sender {
     commands: KVVec<Option<Posted>>,
     free: KVVec<u16>,
     posted: u32,
-    /// Each packet asks for an interrupt at its end.
-    ask: bool,
 }
 
 impl Sender {
@@ -158,7 +154,6 @@ impl Sender {
             commands: KVVec::from_elem(None, n, GFP_KERNEL)?,
             free,
             posted: 0,
-            ask: false,
         };
         device.write_all(this.id, &settings);
         device.write_all(this.id, &rings.registers());
@@ -175,27 +170,6 @@ impl Sender {
     /// Commands that the device was not told of.
     pub(crate) fn posted(&self) -> usize {
         self.posted as usize
-    }
-
-    /// Begins a frame, at whose end the stack is to hear of it, or need not. Returns the place for
-    /// [`Self::end_frame`].
-    pub(crate) fn begin_frame(&mut self, ask: bool) -> u64 {
-        self.ask = ask;
-        self.post.count()
-    }
-
-    /// Ends a frame of so many bytes. False if nothing was posted for it.
-    pub(crate) fn end_frame(&mut self, begin: u64, bytes: u32) -> bool {
-        self.ask = false;
-        if self.post.count() == begin {
-            return false;
-        }
-        let last = self.post.slot().wrapping_sub(1) & (ENTRIES - 1);
-        match self.commands.get_mut(last as usize) {
-            Some(Some(Posted::Packet { frame, .. })) => *frame = bytes,
-            _ => return false,
-        }
-        true
     }
 
     /// The payload of a buffer.
@@ -340,15 +314,13 @@ impl Sender {
                     purpose,
                     buffer,
                     len,
-                    frame,
                 } => {
-                    let ended = Ended {
+                    return Some(Reaped::Packet(Ended {
                         purpose,
                         rcode,
                         buffer,
                         len,
-                    };
-                    return Some(Reaped::Packet(ended, frame));
+                    }))
                 }
                 Posted::Fetch(slot) if rcode.is_refused_unsent() => {
                     return Some(Reaped::Fetch(slot, rcode))
@@ -460,12 +432,11 @@ impl PacketQueue for Sender {
         let frame = memory.frames.addr() + u64::from(buffer) * PACKET_BUFFER_SIZE as u64;
         // A queue that is stopped must hear of room as soon as there is some: at the ends of
         // frames.
-        let ask = self.ask || self.room() < ENOUGH && usize::from(len) < SYSTEM_PAYLOAD_MAX;
+        let ask = self.room() < ENOUGH && usize::from(len) < SYSTEM_PAYLOAD_MAX;
         let posted = Posted::Packet {
             purpose,
             buffer,
             len,
-            frame: 0,
         };
         self.push(posted, target.descriptor(frame, len, ask));
         true

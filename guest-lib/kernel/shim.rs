@@ -142,9 +142,6 @@ unsafe extern "C" {
     pub(crate) fn tofu_shim_stop_queue(queue: *mut NetQueue);
     pub(crate) fn tofu_shim_wake_queue(queue: *mut NetQueue);
     pub(crate) fn tofu_shim_queue_stopped(queue: *mut NetQueue) -> bool;
-    pub(crate) fn tofu_shim_has_room_for(queue: *mut NetQueue, bytes: u32) -> bool;
-    pub(crate) fn tofu_shim_bytes_sent(queue: *mut NetQueue, bytes: u32, more: bool) -> bool;
-    pub(crate) fn tofu_shim_bytes_left(queue: *mut NetQueue, frames: u32, bytes: u32);
     pub(crate) fn tofu_shim_set_carrier(queue: *mut NetQueue, on: bool);
     pub(crate) fn tofu_shim_count_tx(queue: *mut NetQueue, len: u32, sent: bool);
     pub(crate) fn tofu_shim_local_bh(off: bool);

@@ -51,26 +51,6 @@ impl TxQueue<'_> {
         unsafe { shim::tofu_shim_queue_stopped(self.as_raw()) }
     }
 
-    /// Returns true if the stack may still send when the device has so many bytes more, by the
-    /// limit of bytes in the queue.
-    pub(crate) fn has_room_for(self, bytes: u32) -> bool {
-        // SAFETY: the queue is there, as `self` is.
-        unsafe { shim::tofu_shim_has_room_for(self.as_raw(), bytes) }
-    }
-
-    /// Counts bytes that the device has from now on; `more` if the stack is about to send more.
-    /// Returns whether the stack waits until some of them have left.
-    pub(crate) fn count_bytes_sent(self, bytes: u32, more: bool) -> bool {
-        // SAFETY: the queue is there, as `self` is.
-        unsafe { shim::tofu_shim_bytes_sent(self.as_raw(), bytes, more) }
-    }
-
-    /// Counts bytes that the device does not have any more, each counted as sent before.
-    pub(crate) fn count_bytes_left(self, frames: u32, bytes: u32) {
-        // SAFETY: the queue is there, as `self` is.
-        unsafe { shim::tofu_shim_bytes_left(self.as_raw(), frames, bytes) };
-    }
-
     /// Has it polled as soon as possible.
     pub(crate) fn schedule_napi(self) {
         // SAFETY: the queue is there, as `self` is.

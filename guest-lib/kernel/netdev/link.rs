@@ -236,7 +236,6 @@ impl Link {
         tx.reap(now);
         tx.expire(now);
         tx.settle(now);
-        tx.tell_left(queue);
         let carrier = tx.outbound.ports_mut().news();
         let goes_on = tx.goes_on(&self.peers, now);
         drop(tx);
@@ -284,7 +283,6 @@ impl Link {
             sender.rearm();
         }
         tx.reap(now);
-        tx.tell_left(queue);
         tx.flush();
         let settled = tx.is_settled() && !fetching;
         let ready = ready || tx.gets.are_due(now);

@@ -5,7 +5,6 @@
 //! A module uses only those that are named before it here:
 //!
 //! - `gets`: Gets of frames of other nodes
-//! - `ledger`: the bytes that the device has, for the kernel's limit of them
 //! - this one: [`Tx`]
 //! - `rendezvous`: long frames, which are fetched
 //! - `poll`, `xmit`: what a poll and the stack ask for
@@ -25,10 +24,8 @@ use super::ethtool::QueueCounters;
 use crate::engine::{now_ns, Health, KernelMemory};
 use crate::packets::{Reaped, Sender};
 use crate::skb::Skb;
-use crate::tx_queue::TxQueue;
 
 mod gets;
-mod ledger;
 mod poll;
 mod rendezvous;
 mod xmit;
@@ -36,7 +33,6 @@ mod xmit;
 pub(super) use xmit::select;
 
 use gets::Gets;
-use ledger::Ledger;
 
 /// Beats, of a second, between two looks at the ports while all is well.
 const QUIET_BEATS: u32 = 5;
@@ -82,7 +78,6 @@ pub(super) struct Tx {
     /// The node whose next frame waits for a slot, and with it all others.
     blocked: Option<Coords>,
     pub(super) gets: Gets,
-    ledger: Ledger,
     /// Since when frames wait to be taken back.
     ended: Option<u64>,
     /// The processor that polls.
@@ -126,7 +121,6 @@ impl Tx {
             requests: Requests::new()?,
             blocked: None,
             gets: Gets::new()?,
-            ledger: Ledger::default(),
             ended: None,
             corked: None,
             lone: false,
@@ -143,7 +137,6 @@ impl Tx {
         self.requests.clear();
         self.blocked = None;
         self.gets.clear();
-        self.ledger = Ledger::default();
         self.ended = None;
         self.corked = None;
         (self.untold, self.untold_to) = (0, None);
@@ -179,19 +172,10 @@ impl Tx {
         };
         while let Some(ended) = sender.reap() {
             match ended {
-                Reaped::Packet(ended, frame) => {
-                    self.ledger.note_left(frame);
-                    self.outbound.ended(sender, ended, now);
-                }
+                Reaped::Packet(ended) => self.outbound.ended(sender, ended, now),
                 Reaped::Fetch(slot, rcode) => self.gets.note_ended(slot, rcode, now),
             }
         }
-    }
-
-    /// Tells the kernel which bytes the device does not have any more, so that the stack may go on.
-    pub(super) fn tell_left(&mut self, queue: TxQueue<'_>) {
-        self.ledger.note_ended(&self.requests);
-        self.ledger.tell_left(queue);
     }
 
     /// Sends a fragment of a broadcast, or the acknowledgement of one.

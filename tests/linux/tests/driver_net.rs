@@ -145,34 +145,6 @@ fn complete_short_frames(place: &Place) {
     }
 }
 
-/// The kernel limits the bytes in a queue: the limit follows the traffic, every byte is counted out
-/// again, and with the smallest limit frames of all kinds still leave, one after the other.
-fn limit_bytes_in_queues(place: &Place) {
-    const FOLDERS: &str = "/sys/class/net/tofu0/queues/tx-*/byte_queue_limits";
-    let sum = |name: &str| -> u64 {
-        let said = place.shell(0, &format!("cat {FOLDERS}/{name}"));
-        said.lines().map(|number| number.parse::<u64>().unwrap()).sum()
-    };
-    let at_most = |limit: &str| {
-        let line = format!("for folder in {FOLDERS}; do echo {limit} >$folder/limit_max; done");
-        place.shell(0, &line);
-    };
-    let all_leave = || wait_for("all bytes to leave", MOMENT, || sum("inflight") == 0);
-    streams(place, 0, 2, 4);
-    assert!(sum("limit") > 1514, "less than a frame: {}", sum("limit"));
-    all_leave();
-    at_most("1");
-    for to in [1, 2] {
-        for bytes in [0, 1472, 20_000, 65_000] {
-            answers(place, 0, to, bytes);
-        }
-        streams(place, 0, to, 1);
-    }
-    assert_eq!(nodes_that_answer(place, 0), 3, "a broadcast");
-    all_leave();
-    at_most("max");
-}
-
 /// The known state of a node's ports.
 #[track_caller]
 fn ports(place: &Place, node: usize) -> String {
@@ -475,7 +447,6 @@ fn driver_interface_works() {
     unread(&place);
     longer_frames(&place);
     complete_short_frames(&place);
-    limit_bytes_in_queues(&place);
     fetch_long_frames(&place);
     // The interface itself, by its C test, which leaves it as it was.
     passes(&place, "0", &["/tmp/net", "test"]);

@@ -170,7 +170,6 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/netdev/rx.rs",
     "kernel/netdev/tx.rs",
     "kernel/netdev/tx/gets.rs",
-    "kernel/netdev/tx/ledger.rs",
     "kernel/netdev/tx/poll.rs",
     "kernel/netdev/tx/rendezvous.rs",
     "kernel/netdev/tx/xmit.rs",

@@ -215,7 +215,6 @@ impl Tx {
         if let Some(sender) = self.sender.as_mut() {
             let requests = &mut self.requests;
             self.outbound.request(sender, requests, to, &offer, now);
-            self.ledger.note_lent(slot, len as u32);
         }
         let same = self.untold == 0 || self.untold_to == Some(to);
         self.untold_to = same.then_some(to);

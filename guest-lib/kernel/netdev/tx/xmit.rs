@@ -52,7 +52,6 @@ impl Tx {
             self.counters.held += 1;
             queue.stop_queue();
             self.flush();
-            self.ledger.tell_left(queue);
             queue.start_timer();
             return Err(skb);
         }
@@ -62,14 +61,13 @@ impl Tx {
         while let Some(skb) = list.pop() {
             last = self.send(peers, queue, skb, &mut list, now).or(last);
         }
-        let mut full = self.room() < RESERVE;
-        if full {
+        let room = self.room();
+        if room < RESERVE {
             self.counters.held += 1;
             queue.stop_queue();
         }
-        full |= self.ledger.tell_sent(queue, more);
         let later = more || corked && !self.lone || self.can_wait();
-        if !later || full {
+        if !later || room < RESERVE {
             // The doorbell is rung at once for a lone frame, and once for those that follow it.
             self.lone = false;
             self.flush();
@@ -79,9 +77,8 @@ impl Tx {
                 self.flush();
             }
         }
-        self.ledger.tell_left(queue);
         drop(last);
-        if full || !self.is_settled() {
+        if room < RESERVE || !self.is_settled() {
             queue.start_timer();
         }
         Ok(())
@@ -131,7 +128,7 @@ impl Tx {
                 }
                 return None;
             };
-            self.send_offloaded(queue, node, (&skb, &metadata), now)
+            self.send_offloaded(node, &skb, &metadata, now)
         } else {
             self.send_to(queue, to, &skb, now)
         };
@@ -139,30 +136,12 @@ impl Tx {
         sent.then(|| SentSkb::new(skb))
     }
 
-    /// Begins a frame in packets, of so many bytes. If the stack may send none after it, its end
-    /// raises an interrupt.
-    fn begin_frame(&mut self, queue: TxQueue<'_>, len: usize) -> u64 {
-        let ask = !queue.has_room_for(self.ledger.sent() + len as u32);
-        let sender = self.sender.as_mut();
-        sender.map_or(0, |sender| sender.begin_frame(ask))
-    }
-
-    /// Ends it.
-    fn end_frame(&mut self, begin: u64, len: usize) {
-        let sender = self.sender.as_mut();
-        if sender.is_some_and(|sender| sender.end_frame(begin, len as u32)) {
-            self.ledger.note_sent(len as u32);
-        }
-    }
-
     /// Sends a frame. A query for an address is answered. Returns whether it was sent.
     fn send_to(&mut self, queue: TxQueue<'_>, to: Destination, skb: &Skb, now: u64) -> bool {
-        let begin = self.begin_frame(queue, skb.len());
         let Some(sender) = self.sender.as_mut() else {
             return false;
         };
         let sent = self.outbound.send(sender, to, skb, now);
-        self.end_frame(begin, skb.len());
         if let Ok(Some(reply)) = &sent {
             queue.answer(reply.as_bytes());
         }
@@ -170,20 +149,12 @@ impl Tx {
     }
 
     /// Sends a frame with its metadata to a node. Returns whether it was sent.
-    fn send_offloaded(
-        &mut self,
-        queue: TxQueue<'_>,
-        to: Coords,
-        (skb, metadata): (&Skb, &Metadata),
-        now: u64,
-    ) -> bool {
-        let begin = self.begin_frame(queue, skb.len());
+    fn send_offloaded(&mut self, to: Coords, skb: &Skb, metadata: &Metadata, now: u64) -> bool {
         let Some(sender) = self.sender.as_mut() else {
             return false;
         };
         let outbound = &mut self.outbound;
         let sent = outbound.unicast(sender, to, skb, Some(metadata), now);
-        self.end_frame(begin, skb.len());
         self.is_sent(sent)
     }
 
