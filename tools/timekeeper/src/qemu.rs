@@ -122,6 +122,12 @@ struct State {
     input: [VecDeque<u8>; PORTS],
     /// True if time stands still, so that the guest asks as soon as it is continued.
     stands: bool,
+    /// True if the virtual machine has run before.
+    has_run: bool,
+    /// True if it has been stopped and continued, as by a debugger. A processor that stops for one
+    /// counts as idle for a moment, in which QEMU goes to the next timer. That must not be later
+    /// than the guest may run.
+    by_timer: bool,
 }
 
 impl State {
@@ -135,6 +141,8 @@ impl State {
             write: None,
             input: Default::default(),
             stands: false,
+            has_run: false,
+            by_timer: false,
         }
     }
 }
@@ -232,8 +240,8 @@ impl Plugin {
 
     /// Does what an answer says that a guest got at a time: delivers interrupts, and stops the
     /// guest where it must. One that runs is stopped by the count of its instructions, because a
-    /// timer costs more. The timer is set nevertheless, since a processor may halt unseen, and for
-    /// the count to begin anew.
+    /// timer costs more, unless a debugger may look at it. The timer is set nevertheless, since a
+    /// processor may halt unseen, and for the count to begin anew.
     fn obey(&self, state: &mut State, go: io::Result<Go>, now: u64) {
         let until = self.deliver(state, go);
         if until <= now {
@@ -242,7 +250,7 @@ impl Plugin {
         // SAFETY: QEMU's function. The big lock is held, as in `deliver`.
         let idle = unsafe { (self.idle)() };
         match &mut state.board {
-            Some(board) if !idle => {
+            Some(board) if !idle && !state.by_timer => {
                 board.count(now, until);
                 // Setting it stops the processor for a while.
                 if state.due <= now || state.due < until {
@@ -373,8 +381,16 @@ unsafe extern "C" fn stop(_: *mut c_void) {
 unsafe extern "C" fn changed(_: *mut c_void, runs: bool, _: c_int) {
     let plugin = plugin();
     let mut state = plugin.state();
-    if runs && std::mem::take(&mut state.stands) {
+    if !runs {
+        return;
+    }
+    state.by_timer |= std::mem::replace(&mut state.has_run, true);
+    if std::mem::take(&mut state.stands) {
         plugin.tick_at(&mut state, plugin.now());
+    } else if let Some(until) = state.board.as_ref().and_then(Board::until)
+        && state.by_timer
+    {
+        plugin.stop_at(&mut state, until);
     }
 }
 
