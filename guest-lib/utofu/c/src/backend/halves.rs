@@ -25,8 +25,6 @@ use super::outside::{OutsideQueue, RingQueue};
 
 /// The variable with the abstract socket of the owner of shared queues, behind an `@`.
 pub(super) const OWNER: &str = "TOFU_LOCAL_OWNER";
-/// After this many polls that found nothing, check whether the device still has the queue.
-const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
 const QUEUE: &str = "shared control queue";
 
 /// The node as the rank itself has it, with other ranks.
@@ -123,6 +121,7 @@ pub(super) struct HalfQueue {
 impl OutsideQueue for HalfQueue {
     type Memory = Part;
     type Page = BrokerPage;
+    const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
 
     #[inline]
     fn rings(&self) -> &Rings<Part, BrokerPage> {
@@ -154,8 +153,7 @@ impl OutsideQueue for HalfQueue {
         released
     }
 
-    #[inline]
-    fn polled(&self, in_vain: u32) -> bool {
-        in_vain % POLLS_WITHOUT_QUESTION != POLLS_WITHOUT_QUESTION - 1 || self.queue.works()
+    fn works(&self) -> bool {
+        self.queue.works()
     }
 }

@@ -19,8 +19,6 @@ use super::broker::{Claims, Taken, broker_error};
 use super::notices::mrq_size;
 use super::outside::{OutsideBarrier, OutsideChannel, OutsideQueue, RingQueue};
 
-/// After this many polls that found nothing, check whether `tofud` still exists.
-const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
 const QUEUE: &str = "control queue";
 
 /// A process's share of the device.
@@ -133,6 +131,7 @@ impl BrokerQueue {
 impl OutsideQueue for BrokerQueue {
     type Memory = Part;
     type Page = BrokerPage;
+    const POLLS_WITHOUT_QUESTION: u32 = 1 << 13;
 
     #[inline]
     fn rings(&self) -> &Rings<Part, BrokerPage> {
@@ -155,11 +154,7 @@ impl OutsideQueue for BrokerQueue {
         self.queue.deregister(stag).is_ok()
     }
 
-    #[inline]
-    fn polled(&self, in_vain: u32) -> bool {
-        if in_vain % POLLS_WITHOUT_QUESTION != POLLS_WITHOUT_QUESTION - 1 {
-            return true;
-        }
+    fn works(&self) -> bool {
         self.end_without_broker();
         self.queue.works()
     }

@@ -17,6 +17,8 @@ pub(super) trait OutsideQueue {
     type Memory: DmaBuffer;
     /// Its page of registers.
     type Page: UserPage;
+    /// After this many polls that found nothing, check whether it still [works](Self::works).
+    const POLLS_WITHOUT_QUESTION: u32;
 
     fn rings(&self) -> &Rings<Self::Memory, Self::Page>;
 
@@ -32,9 +34,8 @@ pub(super) trait OutsideQueue {
     /// Deregisters memory. Returns false if the device does not release it.
     fn deregister(&mut self, stag: u32) -> bool;
 
-    /// Called after each poll, with the number of polls since the last one that found something.
     /// Returns false if the device has lost the queue.
-    fn polled(&self, in_vain: u32) -> bool;
+    fn works(&self) -> bool;
 }
 
 /// A control queue of this kind.
@@ -52,7 +53,9 @@ impl<Q: OutsideQueue> RingQueue<Q> {
     #[inline]
     fn polled<T>(&mut self, found: Option<T>) -> Option<T> {
         let found = self.idle.note(found, thread::yield_now);
-        self.is_lost |= !self.queue.polled(self.idle.count());
+        if self.idle.count() % Q::POLLS_WITHOUT_QUESTION == Q::POLLS_WITHOUT_QUESTION - 1 {
+            self.is_lost |= !self.queue.works();
+        }
         found
     }
 }

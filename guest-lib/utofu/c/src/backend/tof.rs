@@ -24,8 +24,6 @@ use super::outside::{OutsideBarrier, OutsideChannel, OutsideQueue, RingQueue};
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
-/// After this many polls that found nothing, the kernel is asked whether the queue still works.
-const POLLS_WITHOUT_QUESTION: u32 = 1 << 10;
 /// The subjects of errors.
 const WHAT: &str = "Tofu device";
 const QUEUE: &str = "control queue";
@@ -279,6 +277,7 @@ impl TofQueue {
 impl OutsideQueue for TofQueue {
     type Memory = Buffer;
     type Page = PageFile;
+    const POLLS_WITHOUT_QUESTION: u32 = 1 << 10;
 
     #[inline]
     fn rings(&self) -> &Rings<Buffer, PageFile> {
@@ -319,9 +318,8 @@ impl OutsideQueue for TofQueue {
         self.queue.deregister(stag).is_ok()
     }
 
-    #[inline]
-    fn polled(&self, in_vain: u32) -> bool {
-        in_vain % POLLS_WITHOUT_QUESTION != POLLS_WITHOUT_QUESTION - 1 || self.queue.works()
+    fn works(&self) -> bool {
+        self.queue.works()
     }
 }
 
