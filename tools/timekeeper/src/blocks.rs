@@ -12,12 +12,12 @@
 
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_uint, c_void};
-use std::mem::{offset_of, transmute};
+use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::symbols::{end, symbol};
+use crate::symbols::{end, function, symbol};
 
 /// `QEMU_PLUGIN_CB_R_REGS`: the guest's registers are in memory when the callback is called, so
 /// that the block can be left.
@@ -117,32 +117,28 @@ pub(crate) fn register(id: u64, hooks: Hooks) {
     // SAFETY: QEMU's functions by their names, with the signatures of version 11.1. The callbacks
     // live as long as the plugin, which is never unloaded.
     unsafe {
-        let new = transmute::<*mut c_void, NewScoreboard>(symbol(c"qemu_plugin_scoreboard_new"));
-        let in_block = symbol(c"qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu");
-        let in_instruction = symbol(c"qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu");
-        let call_if = symbol(c"qemu_plugin_register_vcpu_tb_exec_cond_cb");
-        let call = symbol(c"qemu_plugin_register_vcpu_insn_exec_cb");
+        let new: NewScoreboard = function(c"qemu_plugin_scoreboard_new");
         let qemu = Qemu {
             hooks,
             scoreboard: new(size_of::<Counts>()) as usize,
-            find: transmute::<*mut c_void, Find>(symbol(c"qemu_plugin_scoreboard_find")),
-            instructions: transmute::<*mut c_void, Instructions>(symbol(c"qemu_plugin_tb_n_insns")),
-            instruction: transmute::<*mut c_void, Instruction>(symbol(c"qemu_plugin_tb_get_insn")),
-            data: transmute::<*mut c_void, Data>(symbol(c"qemu_plugin_insn_data")),
-            add_in_block: transmute::<*mut c_void, AddTo>(in_block),
-            add_in_instruction: transmute::<*mut c_void, AddTo>(in_instruction),
-            call_if: transmute::<*mut c_void, CallIf>(call_if),
-            call: transmute::<*mut c_void, Call>(call),
-            processor: transmute::<*mut c_void, Processor>(symbol(c"qemu_get_cpu")),
+            find: function(c"qemu_plugin_scoreboard_find"),
+            instructions: function(c"qemu_plugin_tb_n_insns"),
+            instruction: function(c"qemu_plugin_tb_get_insn"),
+            data: function(c"qemu_plugin_insn_data"),
+            add_in_block: function(c"qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu"),
+            add_in_instruction: function(c"qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu"),
+            call_if: function(c"qemu_plugin_register_vcpu_tb_exec_cond_cb"),
+            call: function(c"qemu_plugin_register_vcpu_insn_exec_cb"),
+            processor: function(c"qemu_get_cpu"),
         };
         LEAVE.store(symbol(c"cpu_loop_exit_restore") as usize, Relaxed);
         if QEMU.set(qemu).is_err() {
             end("it is loaded twice");
         }
-        let translation = symbol(c"qemu_plugin_register_vcpu_tb_trans_cb");
-        transmute::<*mut c_void, OnTranslation>(translation)(id, translated, null_mut());
-        let exception = symbol(c"qemu_plugin_register_vcpu_discon_cb");
-        transmute::<*mut c_void, OnException>(exception)(id, EXCEPTIONS, excepted, null_mut());
+        let on_translation: OnTranslation = function(c"qemu_plugin_register_vcpu_tb_trans_cb");
+        on_translation(id, translated, null_mut());
+        let on_exception: OnException = function(c"qemu_plugin_register_vcpu_discon_cb");
+        on_exception(id, EXCEPTIONS, excepted, null_mut());
     }
 }
 

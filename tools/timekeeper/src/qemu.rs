@@ -14,7 +14,7 @@ use tofu_pace::pages::Next;
 
 use crate::blocks::{self, Board, Hooks};
 use crate::pace::Pace;
-use crate::symbols::{end, symbol};
+use crate::symbols::{end, function, symbol};
 
 /// Version of the plugin API that this was tried with: that of QEMU 11.1.
 #[unsafe(no_mangle)]
@@ -508,39 +508,32 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     let pace = pace.unwrap_or_else(|error| end(&error));
     // SAFETY: QEMU's functions by their names, with the signatures of version 11.1.
     let (plugin, register) = unsafe {
-        use std::mem::transmute;
         let plugin = Plugin {
-            clock: transmute::<*mut c_void, ClockGet>(symbol(c"qemu_clock_get_ns")),
-            timer_init: transmute::<*mut c_void, TimerInit>(symbol(c"timer_init_full")),
-            timer_mod: transmute::<*mut c_void, TimerMod>(symbol(c"timer_mod_ns")),
-            idle: transmute::<*mut c_void, ThreadsIdle>(symbol(c"all_cpu_threads_idle")),
-            deadline: transmute::<*mut c_void, Deadline>(symbol(c"qemu_clock_deadline_ns_all")),
-            msix_notify: transmute::<*mut c_void, MsixNotify>(symbol(c"msix_notify")),
-            resolve: transmute::<*mut c_void, Resolve>(symbol(c"object_resolve_path_type")),
+            clock: function(c"qemu_clock_get_ns"),
+            timer_init: function(c"timer_init_full"),
+            timer_mod: function(c"timer_mod_ns"),
+            idle: function(c"all_cpu_threads_idle"),
+            deadline: function(c"qemu_clock_deadline_ns_all"),
+            msix_notify: function(c"msix_notify"),
+            resolve: function(c"object_resolve_path_type"),
             operations: symbol(c"vfio_user_device_io_ops_sock") as usize,
-            prepare_stop: transmute::<*mut c_void, Stop>(symbol(
-                c"qemu_system_vmstop_request_prepare",
-            )),
-            request_stop: transmute::<*mut c_void, RequestStop>(symbol(
-                c"qemu_system_vmstop_request",
-            )),
-            in_processor: transmute::<*mut c_void, ThreadsIdle>(symbol(c"qemu_in_vcpu_thread")),
-            stop_processor: transmute::<*mut c_void, Stop>(symbol(c"cpu_stop_current")),
-            stop: transmute::<*mut c_void, StopMachine>(symbol(c"vm_stop")),
-            main_loop: transmute::<*mut c_void, MainLoop>(symbol(c"qemu_get_aio_context")),
-            schedule: transmute::<*mut c_void, Schedule>(symbol(c"aio_bh_schedule_oneshot_full")),
-            on_change: transmute::<*mut c_void, OnChange>(symbol(
-                c"qemu_add_vm_change_state_handler",
-            )),
-            find_port: transmute::<*mut c_void, FindPort>(symbol(c"qemu_chr_find")),
-            room: transmute::<*mut c_void, Room>(symbol(c"qemu_chr_be_can_write")),
-            put_in: transmute::<*mut c_void, PutIn>(symbol(c"qemu_chr_be_write")),
+            prepare_stop: function(c"qemu_system_vmstop_request_prepare"),
+            request_stop: function(c"qemu_system_vmstop_request"),
+            in_processor: function(c"qemu_in_vcpu_thread"),
+            stop_processor: function(c"cpu_stop_current"),
+            stop: function(c"vm_stop"),
+            main_loop: function(c"qemu_get_aio_context"),
+            schedule: function(c"aio_bh_schedule_oneshot_full"),
+            on_change: function(c"qemu_add_vm_change_state_handler"),
+            find_port: function(c"qemu_chr_find"),
+            room: function(c"qemu_chr_be_can_write"),
+            put_in: function(c"qemu_chr_be_write"),
             timer: new_timer(),
             input_timer: new_timer(),
             state: Mutex::new(State::new(pace)),
         };
-        let register = symbol(c"qemu_plugin_register_vcpu_init_cb");
-        (plugin, transmute::<*mut c_void, VcpuInit>(register))
+        let register: VcpuInit = function(c"qemu_plugin_register_vcpu_init_cb");
+        (plugin, register)
     };
     if PLUGIN.set(plugin).is_err() {
         end("it is loaded twice");

@@ -19,3 +19,15 @@ pub(crate) fn symbol(name: &CStr) -> *mut c_void {
     }
     found
 }
+
+/// A function of QEMU's executable.
+///
+/// # Safety
+///
+/// `F` is the type of a pointer to it.
+pub(crate) unsafe fn function<F>(name: &CStr) -> F {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    let found = symbol(name);
+    // SAFETY: promised by the caller; both have the size of a pointer.
+    unsafe { std::mem::transmute_copy(&found) }
+}
