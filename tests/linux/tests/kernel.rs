@@ -217,7 +217,7 @@ fn nodes_in_modelled_time_measure_the_machine() {
     let guests = time["time"]["guests"].as_array().unwrap();
     assert!(guests.iter().all(|guest| guest["accesses"].as_u64().unwrap() > 100), "{time}");
     for (command, why) in [
-        (&["link", "down", "0", "X+"][..], "links of a machine in modelled time cannot change"),
+        (&["fault", "set", "loss=1%"][..], "no faults of packets or devices in modelled time"),
         (&["trace", "0"], "a machine in modelled time has no traces so far"),
         (&["capture", "0"], "a machine in modelled time has no captures so far"),
     ] {

@@ -183,7 +183,32 @@ fn a_debugger_stops_time_for_all() {
             assert!(!log.contains(bad), "{log}");
         }
     }
+    link_that_fails_costs_what_tcp_waits(&place);
     assert_eq!(time(&place)["late"], 0);
     place.run(&["down"]).ok();
     place.is_clean();
+}
+
+/// A connection is begun while the links between two nodes are down. TCP tries again after whole
+/// seconds of the guest's clock, however long the host has taken.
+fn link_that_fails_costs_what_tcp_waits(place: &Place) {
+    let both = |what| ["X+", "X-"].map(|port| place.run(&["link", what, "0", port]).ok());
+    place.shell(1, "nc -l -p 5000 > /tmp/got & sleep 0.1");
+    both("down");
+    assert_eq!(place.run(&["link", "ls", "--down"]).ok().lines().count(), 2);
+    let uptime = "cut -d ' ' -f 1 /proc/uptime";
+    let connect = format!("{uptime}; echo hello | nc -w 100 t-1-0-0-0-0-0 5000; {uptime}");
+    let connects = place.start(&["exec", "0", "--", "sh", "-c", &connect]);
+    let lost = || {
+        let counters = place.run(&["stats", "0", "--json"]).json().to_string();
+        counters.contains("NUM_TX_DISCARD_SYSTEM_TLP")
+    };
+    wait_for("a packet to be lost", LONG, lost);
+    both("up");
+    let said = connects.end(LONG).ok();
+    let times: Vec<f64> = said.lines().map(|line| line.parse().unwrap()).collect();
+    let [before, after] = times[..] else { panic!("{said}") };
+    let took = after - before;
+    assert!(took >= 1.0 && took % 1.0 < 0.4, "{said}");
+    assert_eq!(place.shell(1, "cat /tmp/got").trim(), "hello");
 }

@@ -1,6 +1,6 @@
 //! The events of a running machine.
 
-use tofu_control::protocol::StandsInfo;
+use tofu_control::protocol::{EventKind, StandsInfo};
 use tofu_fabric::{NodeId, ShardId};
 use tofu_netboot::wire::FileRole;
 use tofu_sync::queue::{self, Item, Receiver, Sender, WhenFull};
@@ -31,6 +31,8 @@ pub enum Event {
     Died(NodeId, String),
     /// Time stands still in a machine in modelled time.
     TimeStands(StandsInfo),
+    /// The network or a device has changed in a machine in modelled time.
+    Changed(Option<NodeId>, EventKind),
     /// `tofu down` wants the machine to end.
     Down,
     /// Another shard of the machine has gone, for this reason.

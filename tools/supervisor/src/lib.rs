@@ -9,6 +9,7 @@
 pub mod agent;
 pub mod backtrace;
 pub mod capture;
+mod changes;
 pub mod command_line;
 pub mod confine;
 pub mod console;

@@ -21,10 +21,12 @@ use tofu_vmm::Holder;
 use crate::event::{BootStage, Event, EventSender, Outcome};
 use crate::gateway::GatewayInfo;
 use crate::jobs::Jobs;
+use crate::machine::AnyMachine;
 use crate::node::AgentNode;
 use crate::served::Served;
 use crate::settings::Settings;
 use crate::shards::Others;
+use crate::timed::TimedMachine;
 use tofu_spec::plan::Network;
 use tofu_spec::units::ShardOf;
 
@@ -103,6 +105,8 @@ const MOST_OBSERVERS: usize = 16;
 /// A machine that has been built.
 struct Built {
     network: Arc<dyn AnyNetwork>,
+    /// The machine, if it is in modelled time.
+    timed: Option<Arc<TimedMachine>>,
     gateway: Option<GatewayInfo>,
 }
 
@@ -224,6 +228,11 @@ impl Registry {
         self.built.get().map(|built| &*built.network)
     }
 
+    /// Returns the machine if it is in modelled time.
+    pub(crate) fn timed(&self) -> Option<&TimedMachine> {
+        self.built.get()?.timed.as_deref()
+    }
+
     /// Returns what its machine is to tell when a modelled link has failed.
     pub fn link_failed(self: &Arc<Self>) -> LinkFailed {
         let registry = Arc::downgrade(self);
@@ -240,12 +249,12 @@ impl Registry {
     /// # Errors
     ///
     /// If one is registered already.
-    pub fn built(
-        &self,
-        network: Arc<dyn AnyNetwork>,
-        gateway: Option<GatewayInfo>,
-    ) -> anyhow::Result<()> {
-        if self.built.set(Built { network, gateway }).is_err() {
+    pub fn built(&self, machine: &AnyMachine, gateway: Option<GatewayInfo>) -> anyhow::Result<()> {
+        let timed = match machine {
+            AnyMachine::Timed(timed) => Some(Arc::clone(timed)),
+            AnyMachine::Tofu(_) | AnyMachine::Tnw(_) => None,
+        };
+        if self.built.set(Built { network: machine.network(), timed, gateway }).is_err() {
             bail!("a machine can be started once only");
         }
         Ok(())
@@ -470,6 +479,7 @@ impl Registry {
             Event::TimeStands(StandsInfo { ps, text }) => {
                 (None, EventKind::TimeStands { ps: *ps, text: text.clone() })
             }
+            Event::Changed(node, what) => (*node, what.clone()),
             Event::Down | Event::Signal(_) => {
                 self.publish(None, EventKind::Down);
                 return self.wait_for_followers();

@@ -194,6 +194,7 @@ fn timed(
     let guests: Vec<_> = plan.linux().map(|(id, _)| id).collect();
     let kind = (generation, plan.network.shape);
     let machine = TimedMachine::new(kind, &guests, Backing::Sealed, time)?;
+    machine.take_down(&plan.network.links_down)?;
     machine.let_in(input)?;
     Ok(machine)
 }
@@ -221,8 +222,9 @@ impl Backend for Machines {
         let confinement = &self.confinement;
         let machine = self.build(plan, doorbells, engines)?;
         if let AnyMachine::Timed(timed) = &machine {
-            let events = events.clone();
-            timed.on_stand(move |stands| events.send(Event::TimeStands(stands)));
+            let [stands, changes] = [events.clone(), events.clone()];
+            timed.on_stand(move |info| stands.send(Event::TimeStands(info)));
+            timed.on_change(move |(node, what)| changes.send(Event::Changed(node, what)));
         }
         let captures = self.start_captures(&machine, plan)?;
         let guests = hypervisor.map(|hypervisor| {
@@ -254,7 +256,7 @@ impl Backend for Machines {
         }
         if let Some(registry) = registry {
             let gateway = running.gateway.as_ref().map(Gateway::info);
-            registry.built(running.machine.network(), gateway)?;
+            registry.built(&running.machine, gateway)?;
             plan.gateway().into_iter().for_each(|id| {
                 registry.note(id, NodeKind::Gateway, "gateway");
             });

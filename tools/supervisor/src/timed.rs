@@ -10,14 +10,15 @@ pub mod outside;
 pub(crate) mod pace;
 pub(crate) mod until;
 
+use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 
-use anyhow::Context;
-use tofu_abi::topology::{NodeId, Shape};
+use anyhow::{Context, bail};
+use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Generation};
-use tofu_control::protocol::StandsInfo;
+use tofu_control::protocol::{EventKind, Request, StandsInfo};
 use tofu_fabric::Fabric;
 use tofu_machine::{AnyNetwork, Interconnect};
 use tofu_netmodel::Arbiter;
@@ -29,6 +30,7 @@ use tofu_sync::lock;
 use tofu_timed::{EventEngine, Function, Interrupt, Turns};
 use tofu_vfio_user::{Backing, ClientMemory, Limits, Server};
 
+use crate::changes::{self, Changed};
 use crate::confine::Confinement;
 use crate::timed::between::Between;
 use crate::timed::network::TimedNetwork;
@@ -100,7 +102,7 @@ impl TimedMachine {
         });
         let network = TimedNetwork {
             interconnect: Interconnect::Tofu(generation),
-            fabric: Arc::new(Fabric::new(shape)),
+            fabric: Arc::new(Fabric::modelled(shape, Arc::clone(&engine) as _)),
             functions,
             engine,
             guests: turns.map(|(node, turn)| Arc::new(Pace::new(*node, turn))).collect(),
@@ -129,9 +131,22 @@ impl TimedMachine {
             self.paces.quantum
         );
         let between = Arc::clone(&self.paces.between);
-        let outside = Arc::new(Outside::new(nodes, between, input, machine)?);
+        let network = Arc::downgrade(&self.network) as Weak<dyn AnyNetwork>;
+        let outside = Arc::new(Outside::new(nodes, between, network, input, machine)?);
         if self.paces.outside.set(Arc::clone(&outside)).is_ok() {
             engine.let_in(outside::PERIOD, Box::new(move |at| outside.take(at)));
+        }
+        Ok(())
+    }
+
+    /// Takes links down. Call it before time begins.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such link.
+    pub fn take_down(&self, links: &BTreeSet<(Coords, Port)>) -> anyhow::Result<()> {
+        for &(at, port) in links {
+            self.network.fabric.set_link(at, port, false)?;
         }
         Ok(())
     }
@@ -139,6 +154,39 @@ impl TimedMachine {
     /// Calls this when time stands still, as the plan says.
     pub fn on_stand(&self, hears: impl Fn(StandsInfo) + Send + Sync + 'static) {
         self.paces.stop.tell(Box::new(hears));
+    }
+
+    /// Calls this when the network has changed, as commands or a record say. It must not call back.
+    pub(crate) fn on_change(&self, hears: impl Fn(Changed) + Send + Sync + 'static) {
+        let hears = Arc::new(hears);
+        if let Some(outside) = self.paces.outside.get() {
+            let hears = Arc::clone(&hears);
+            outside.on_change(Box::new(move |changed| hears(changed)));
+        }
+        self.network.engine.on_link_failed(Box::new(move |node, port| {
+            hears((Some(node), EventKind::LinkFailed { port: port.name().to_owned() }));
+        }));
+    }
+
+    /// Changes the network at the next boundary of its time, and waits for that unless time stands
+    /// still.
+    ///
+    /// # Errors
+    ///
+    /// One line for the user.
+    pub(crate) fn change(&self, request: Request) -> anyhow::Result<()> {
+        if !changes::has_modelled_time(&request) {
+            bail!("there are no faults of packets or devices in modelled time so far");
+        }
+        let outside = self.paces.outside.get();
+        let outside = outside.context("nothing comes from outside to devices that are served")?;
+        outside.change(request, self.stands())
+    }
+
+    /// The number of changes that wait for a boundary.
+    #[cfg(test)]
+    pub(crate) fn waiting_changes(&self) -> usize {
+        self.paces.outside.get().map_or(0, |outside| outside.waiting())
     }
 
     /// True if time stands still.

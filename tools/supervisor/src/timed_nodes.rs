@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
-use tofu_abi::topology::{NodeId, Shape};
+use tofu_abi::topology::NodeId;
 use tofu_abi::{Coords, Generation};
 use tofu_control::rundir::node_file;
 use tofu_sandbox::Role;
-use tofu_spec::plan::TimePlan;
+use tofu_spec::plan::{Network, TimePlan};
 use tofu_vfio_user::{Backing, BoundSocket, bind_socket};
 
 use crate::confine::Confinement;
@@ -32,20 +32,23 @@ pub struct TimedNodes {
 pub type Sockets = (Coords, PathBuf, PathBuf);
 
 impl TimedNodes {
-    /// Makes the devices of a machine, and serves them at sockets in `folder`.
+    /// Makes the devices of a machine with links that are down, and serves them at sockets in
+    /// `folder`.
     ///
     /// # Errors
     ///
     /// If the host has no memory, threads or descriptors left, or a socket is in use.
     pub fn serve(
-        kind: (Generation, Shape),
+        (generation, network): (Generation, &Network),
         folder: &Path,
         backing: Backing,
         time: TimePlan,
         confinement: &Confinement,
     ) -> anyhow::Result<Self> {
-        let guests: Vec<_> = (0..kind.1.nodes()).map(NodeId).collect();
-        let machine = TimedMachine::new(kind, &guests, backing, time)?;
+        let shape = network.shape;
+        let guests: Vec<_> = (0..shape.nodes()).map(NodeId).collect();
+        let machine = TimedMachine::new((generation, shape), &guests, backing, time)?;
+        machine.take_down(&network.links_down)?;
         let mut served = Self {
             machine: Arc::clone(&machine),
             nodes: Vec::new(),
@@ -53,7 +56,7 @@ impl TimedNodes {
             doors: Vec::new(),
         };
         let any = AnyMachine::Timed(machine);
-        for at in kind.1.iter() {
+        for at in shape.iter() {
             let device = folder.join(node_file("node", at, "sock"));
             served._served.push(Served::at_path(&any, at, &device, backing, confinement)?);
             let path = folder.join(node_file("node", at, "pace"));
@@ -102,14 +105,20 @@ impl Drop for TimedNodes {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::io::Read;
     use std::sync::Mutex;
     use std::time::Duration;
 
     use super::*;
+    use crate::changes::Changed;
+    use crate::timed::outside::InputFile;
+    use tofu_abi::topology::Port;
+    use tofu_control::protocol::{EventKind, Request};
     use tofu_pace::VERSION;
     use tofu_pace::message::{ACCESS, ASLEEP, AT, BEGIN, Go, Message, PASSED};
     use tofu_pace::pages::{Next, Page};
+    use tofu_spec::plan::InputLog;
 
     /// A plugin's side of a pace.
     struct Plugin(UnixStream, Option<Page>);
@@ -173,8 +182,13 @@ mod tests {
     }
 
     fn serve(folder: &Path, time: TimePlan) -> TimedNodes {
-        let kind = (Generation::Fugaku, "1x1x1x2x1x1".parse().unwrap());
-        let confinement = Confinement::default();
+        serve_all("1x1x1x2x1x1", folder, time)
+    }
+
+    fn serve_all(shape: &str, folder: &Path, time: TimePlan) -> TimedNodes {
+        let network =
+            Network { shape: shape.parse().unwrap(), links_down: BTreeSet::new(), shard: None };
+        let (kind, confinement) = ((Generation::Fugaku, &network), Confinement::default());
         TimedNodes::serve(kind, folder, Backing::Sealed, time, &confinement).unwrap()
     }
 
@@ -235,11 +249,7 @@ mod tests {
     fn guests_keep_each_others_pace() {
         const ACCESSES: u64 = 200;
         let folder = tempfile::tempdir().unwrap();
-        let kind = (Generation::Fugaku, "1x1x1x2x2x1".parse().unwrap());
-        let confinement = Confinement::default();
-        let time = TimePlan::default();
-        let nodes =
-            TimedNodes::serve(kind, folder.path(), Backing::Sealed, time, &confinement).unwrap();
+        let nodes = serve_all("1x1x1x2x2x1", folder.path(), TimePlan::default());
         let log = Mutex::new(Vec::new());
         thread::scope(|s| {
             for (number, sockets) in (0u64..).zip(nodes.sockets()) {
@@ -324,6 +334,72 @@ mod tests {
         b.say(AT, 0, 9000);
         assert_eq!((a.hear(), b.hear()), (Some(9001), Some(9001)));
         assert!(network.passed().unwrap().late == 0);
+    }
+
+    /// Runs a guest that sleeps, with such input, for two boundaries, before each of which a change
+    /// is asked for. Returns what changed, and whether the link was up before and after each
+    /// boundary.
+    fn link_down(
+        log: InputLog,
+        change: impl Fn(&TimedMachine, u64) + Sync,
+    ) -> (Vec<Changed>, [[Option<bool>; 2]; 2]) {
+        let folder = tempfile::tempdir().unwrap();
+        let nodes = serve(folder.path(), TimePlan::default());
+        let machine = &nodes.machine;
+        machine.let_in(Some(&InputFile::open(&log).unwrap())).unwrap();
+        let changes = Arc::new(Mutex::new(Vec::new()));
+        let hears = Arc::clone(&changes);
+        machine.on_change(move |changed| hears.lock().unwrap().push(changed));
+        let [first, second] = nodes.sockets() else { panic!("two nodes") };
+        let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
+        assert_eq!((a.begin(), b.begin()), (Some(100_000), Some(100_000)));
+        let network = machine.network();
+        let up = || network.fabric().link_up(Coords::default(), Port::A);
+        // One that has gone holds up the other one no longer.
+        drop(b);
+        let mut at = 100_000;
+        let states = [1_000_000, 2_000_000].map(|boundary| {
+            thread::scope(|s| {
+                let asks = s.spawn(|| change(machine, boundary));
+                while !asks.is_finished() && machine.waiting_changes() == 0 {
+                    thread::yield_now();
+                }
+                let before = up();
+                // It may be woken at the boundary.
+                while at < boundary + 100_000 {
+                    a.tell([ASLEEP, 0], [at, boundary + 100_000]);
+                    at = a.hear().unwrap();
+                }
+                [before, up()]
+            })
+        });
+        let changes = changes.lock().unwrap().clone();
+        (changes, states)
+    }
+
+    #[test]
+    fn links_change_at_boundaries_and_again_in_a_replay() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_owned();
+        let set = |port: &str, up| Request::SetLink { node: 0, port: port.into(), up };
+        let first = link_down(InputLog::Record(path.clone()), |machine, boundary| {
+            assert!(machine.change(Request::SetFaults { faults: None }).is_err());
+            if boundary == 1_000_000 {
+                // It waits for a boundary, and changes nothing.
+                let error = machine.change(set("X+", false)).unwrap_err().to_string();
+                assert_eq!(error, "node (0,0,0,0,0,0) has no link at port X+");
+            } else {
+                machine.change(set("A", false)).unwrap();
+            }
+        });
+        let down = EventKind::Link { port: "A".into(), up: false };
+        let states = [[Some(true), Some(true)], [Some(true), Some(false)]];
+        assert_eq!(first, (vec![(Some(NodeId(0)), down)], states));
+        let again = link_down(InputLog::Replay(path), |machine, _| {
+            let error = machine.change(set("A", true)).unwrap_err().to_string();
+            assert!(error.ends_with("its record"), "{error}");
+        });
+        assert_eq!(again, first);
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Fabric {
     }
 
     /// Creates the fabric of a machine over links in modelled time.
-    pub(crate) fn modelled(shape: Shape, links: Arc<dyn ModelledLinks>) -> Self {
+    pub fn modelled(shape: Shape, links: Arc<dyn ModelledLinks>) -> Self {
         Self { modelled: Some(links), ..Self::new(shape) }
     }
 

@@ -1,5 +1,6 @@
 //! The event engine.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -7,13 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Doorbell, Generation, TniId};
 use tofu_dma::DmaMemory;
-use tofu_fabric::{Packet, PortCounters, Ps, TNIS, XbCounters};
+use tofu_fabric::{
+    BadErrors, LinkErrors, ModelledLinks, NoSuchLink, Packet, PortCounters, Ps, TNIS, XbCounters,
+};
 use tofu_icc::{Body, CommandTiming, Config, Event, Host, Icc, Net, discard_rcode};
 use tofu_links::Parameters;
 use tofu_netmodel::{Arbiter, BadOption, Network, Options};
 use tofu_sync::lock;
 
-use crate::state::{Due, InFlight, Loss, State, TLPS_AHEAD};
+use crate::state::{Due, InFlight, Loss, State, TLPS_AHEAD, Wrong};
 
 /// An MSI-X message of a node's controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +135,12 @@ impl EventEngine {
     /// Counts the commands that nodes start from now on.
     pub fn count_commands(&self) {
         self.nodes.iter().for_each(|icc| icc.set_traced(true));
+    }
+
+    /// Calls this when a link has failed by itself, because too little got through. It is called in
+    /// the thread that executes the event, and must not call back.
+    pub fn on_link_failed(&self, hears: Box<dyn Fn(NodeId, Port) + Send + Sync>) {
+        self.state().failed = Some(hears);
     }
 
     /// The number of commands that a node has started, if they are [counted](Self::count_commands).
@@ -356,6 +365,57 @@ impl EventEngine {
     }
 }
 
+/// Links change at the time that the engine has reached. Guests that run by themselves may be ahead
+/// of that, so in a machine that has them links change only in what comes from
+/// [outside](EventEngine::let_in).
+impl ModelledLinks for EventEngine {
+    fn now(&self) -> Ps {
+        self.now()
+    }
+
+    fn parameters(&self) -> Parameters {
+        *self.state().network.parameters()
+    }
+
+    fn set_link(&self, node: Coords, port: Port, up: bool) -> Result<(), NoSuchLink> {
+        let mut state = self.state();
+        state.catch_up(self.now()).set_link(node, port, up)?;
+        if let Some(node) = self.shape.node_id(node) {
+            state.set_wrong(node, port, Wrong::Down, !up);
+        }
+        Ok(())
+    }
+
+    fn link_up(&self, node: Coords, port: Port) -> Option<bool> {
+        self.state().network.link_up(node, port)
+    }
+
+    fn set_errors(&self, node: Coords, port: Port, errors: &LinkErrors) -> Result<(), BadErrors> {
+        let mut state = self.state();
+        let network = state.catch_up(self.now());
+        network.set_errors(node, port, errors)?;
+        let far = self.shape.neighbor(node, port).ok_or(NoSuchLink { node, port })?;
+        network.set_errors(far, port.opposite(), errors)?;
+        if let Some(node) = self.shape.node_id(node) {
+            state.set_wrong(node, port, Wrong::Errors, *errors != LinkErrors::default());
+        }
+        Ok(())
+    }
+
+    fn look_at(&self, nodes: &BTreeSet<NodeId>) {
+        let mut state = self.state();
+        state.catch_up(self.now()).look_at(nodes);
+    }
+
+    fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters> {
+        self.state().network.port_counters(node, port)
+    }
+
+    fn xb_counters(&self, node: NodeId) -> Option<XbCounters> {
+        self.state().network.xb_counters(node)
+    }
+}
+
 /// The network as a device sees it.
 struct Wire<'a> {
     engine: &'a EventEngine,
@@ -428,13 +488,12 @@ impl Host for NodeHost {
     }
 
     fn port_counters(&self, port: Port) -> PortCounters {
-        self.with(|engine| {
-            engine.state().network.port_counters(self.node, port).unwrap_or_default()
-        })
+        self.with(|engine| ModelledLinks::port_counters(engine, self.node, port))
+            .unwrap_or_default()
     }
 
     fn xb_counters(&self) -> XbCounters {
-        self.with(|engine| engine.state().network.xb_counters(self.node).unwrap_or_default())
+        self.with(|engine| ModelledLinks::xb_counters(engine, self.node)).unwrap_or_default()
     }
 
     fn observe(&self, event: &Event) {

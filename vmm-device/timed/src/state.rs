@@ -1,6 +1,6 @@
 //! The state in flight: scheduled events, and packets in interfaces and in the network.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use tofu_abi::topology::{NodeId, Port};
@@ -83,6 +83,21 @@ pub(crate) struct State {
     buses: Vec<BusLine>,
     packets: Vec<Option<InFlight>>,
     free: Vec<usize>,
+    /// What may make links lose packets, by the lower one of their ends.
+    wrong: BTreeSet<(NodeId, Port, Wrong)>,
+    /// Hears of links that have failed by themselves.
+    pub(crate) failed: Option<LinkFailed>,
+}
+
+type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
+
+/// Why a link may lose packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Wrong {
+    /// It is down.
+    Down,
+    /// It has errors, so that it may go down by itself.
+    Errors,
 }
 
 /// Answers and requests have separate queues.
@@ -111,7 +126,29 @@ impl State {
             buses: vec![BusLine::default(); nodes],
             packets: Vec::new(),
             free: Vec::new(),
+            wrong: BTreeSet::new(),
+            failed: None,
         }
+    }
+
+    /// Takes the network to the present, where it can be changed.
+    pub(crate) fn catch_up(&mut self, now: Ps) -> &mut Network {
+        let mut tidings = Tidings::default();
+        self.network.run_until(now, &mut tidings);
+        self.hear(tidings);
+        &mut self.network
+    }
+
+    /// Notes that a link may lose packets from now on, or no longer for this reason.
+    pub(crate) fn set_wrong(&mut self, node: NodeId, port: Port, why: Wrong, on: bool) {
+        let shape = self.network.shape();
+        let far = shape.coords(node).and_then(|at| shape.neighbor(at, port));
+        let far = far.and_then(|at| Some((shape.node_id(at)?, port.opposite())));
+        let (node, port) = far.map_or((node, port), |far| far.min((node, port)));
+        match on {
+            true => self.wrong.insert((node, port, why)),
+            false => self.wrong.remove(&(node, port, why)),
+        };
     }
 
     pub(crate) fn push(&mut self, at: Ps, due: Due) {
@@ -165,7 +202,8 @@ impl State {
     ///
     /// An event elsewhere needs a hop to get there. A packet is at its target no earlier than
     /// its hops take, and no earlier than the network's next event. Its source sees that TLPs have
-    /// left only if it has more of a request to send. No packet is lost, as all links are up.
+    /// left only if it has more of a request to send. A packet that is lost has an effect where that
+    /// happens and at its source, with the network's next event or a later one.
     pub(crate) fn next_of(&mut self, node: NodeId, reaction: impl Fn(NodeId) -> Ps) -> Option<Ps> {
         let hop = self.network.parameters().hop_ps();
         let network = self.network.next_event();
@@ -191,6 +229,11 @@ impl State {
         // Those of which all TLPs have arrived are among what is due.
         let flying = self.packets.iter().flatten();
         for flight in flying.filter(|flight| flight.arrived < flight.packet.tlps.max(1)) {
+            if let Some(at) = network
+                && (flight.lost.is_some() || !self.wrong.is_empty())
+            {
+                best = sooner(best, at);
+            }
             let there = flight.earliest.max(network.unwrap_or(0));
             let target = self.network.shape().node_id(flight.packet.dst) == Some(node);
             best = sooner(best, if target { there } else { there.saturating_add(hop) });
@@ -327,6 +370,12 @@ impl State {
                 Told::Lost(node, port, reason, token) => {
                     self.lost(at, (token >> 1) as usize, (node, port, reason));
                 }
+                Told::Failed(node, port) => {
+                    self.set_wrong(node, port, Wrong::Down, true);
+                    if let Some(hears) = &self.failed {
+                        hears(node, port);
+                    }
+                }
             }
         }
     }
@@ -386,6 +435,7 @@ enum Told {
     Delivered(NodeId, u64),
     Left(NodeId, TniId, u64),
     Lost(NodeId, Option<Port>, DiscardReason, u64),
+    Failed(NodeId, Port),
 }
 
 #[derive(Default)]
@@ -409,6 +459,10 @@ impl Sink for Tidings {
         token: u64,
     ) {
         self.0.push((at, Told::Lost(node, port, reason, token)));
+    }
+
+    fn failed(&mut self, at: Ps, node: NodeId, port: Port) {
+        self.0.push((at, Told::Failed(node, port)));
     }
 
     fn wants_hops(&self) -> bool {

@@ -5,11 +5,13 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use common::TNI;
-use tofu_abi::topology::NodeId;
+use proptest::prelude::*;
+use tofu_abi::topology::{NodeId, Port};
 use tofu_abi::{CqId, Doorbell};
 use tofu_driver::{PacketTarget, Packets};
-use tofu_fabric::Ps;
+use tofu_fabric::{LinkErrors, ModelledLinks, Ps};
 use tofu_inproc::InProcess;
+use tofu_links::ErrorRate;
 use tofu_timed::{EventEngine, Interrupt};
 
 const NODES: [NodeId; 2] = [NodeId(0), NodeId(1)];
@@ -118,4 +120,101 @@ fn outside_comes_at_each_period_and_bounds_all_nodes() {
     assert_eq!(NODES.map(|node| engine.events_at(node)), [before[0], before[1] + 1]);
     let times = came.lock().unwrap().clone();
     assert_eq!(times, [1, 2, 3].map(|n| now + n * period));
+}
+
+/// What happens to a machine of six nodes.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    /// A node sends a packet of so many bytes to the one so many ahead.
+    Send(u32, u32, usize),
+    /// The link at a port of a node goes down or up.
+    Link(u32, Port, bool),
+    /// A bit of so many is wrong on a link, or none.
+    Errors(u32, Port, Option<u32>),
+    /// Time passes.
+    Run(Ps),
+}
+
+const PORTS: [Port; 3] = [Port::A, Port::BMinus, Port::BPlus];
+
+fn action() -> impl Strategy<Value = Action> {
+    let port = prop::sample::select(PORTS.to_vec());
+    let errors = prop::option::of(prop::sample::select(vec![100, 5000, 1_000_000]));
+    prop_oneof![
+        4 => (0..6u32, 1..6u32, 1..1500usize).prop_map(|(from, to, n)| Action::Send(from, to, n)),
+        1 => (0..6u32, port.clone(), any::<bool>()).prop_map(|(n, port, up)| Action::Link(n, port, up)),
+        1 => (0..6u32, port, errors).prop_map(|(n, port, ber)| Action::Errors(n, port, ber)),
+        4 => (1..2_000_000u64).prop_map(Action::Run),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Nothing happens at a node before the time that `next` gives, though links lose packets.
+    #[test]
+    fn next_is_a_promise_while_links_fail(actions in prop::collection::vec(action(), 1..60)) {
+        let mut machine = common::machine("1x1x1x2x3x1", Box::new(|_| {}));
+        let engine = Arc::clone(&machine.engine);
+        let nodes = [0, 1, 2, 3, 4, 5].map(NodeId);
+        let run = |end: Ps| {
+            loop {
+                let (next, before) =
+                    (nodes.map(|node| engine.next(node)), nodes.map(|node| engine.events_at(node)));
+                if !engine.step_until(end) {
+                    break;
+                }
+                let now = engine.now();
+                for node in nodes {
+                    let n = node.index();
+                    let happened = engine.events_at(node) != before[n];
+                    prop_assert!(!happened || next[n].is_some_and(|at| at <= now), "{n} {next:?} {now}");
+                }
+            }
+            engine.run_until(end);
+            Ok(())
+        };
+        for action in actions {
+            match action {
+                Action::Send(from, ahead, bytes) => {
+                    let to = machine.to(from, (from + ahead) % 6);
+                    // Its queue may be full of packets that wait.
+                    let _ = machine.ends[from as usize].send(&to, &[&vec![1; bytes]], 0);
+                }
+                Action::Link(node, port, up) => {
+                    let at = machine.shape.coords(NodeId(node)).unwrap();
+                    engine.set_link(at, port, up).unwrap();
+                    prop_assert_eq!(engine.link_up(at, port), Some(up));
+                }
+                Action::Errors(node, port, ber) => {
+                    let at = machine.shape.coords(NodeId(node)).unwrap();
+                    let rate = ber.map_or(ErrorRate::NEVER, |bits| {
+                        ErrorRate::new(1.0 / f64::from(bits)).unwrap()
+                    });
+                    let mut errors = LinkErrors::default();
+                    errors.rates[..2].fill(rate);
+                    engine.set_errors(at, port, &errors).unwrap();
+                }
+                Action::Run(ps) => run(engine.now() + ps)?,
+            }
+        }
+        run(engine.now() + 1_000_000_000)?;
+    }
+}
+
+#[test]
+fn packets_over_a_link_that_is_down_are_lost_and_counted() {
+    let Machine { engine, ends: [mut a, mut b], to, .. } = machine();
+    let at = tofu_abi::Coords::default();
+    engine.set_link(at, Port::A, false).unwrap();
+    a.send(&to, &[&[1; 100]], 0).unwrap();
+    engine.run_until(engine.now() + 1_000_000_000);
+    assert!(b.recv(&mut [0; 2048]).is_none());
+    let counters = ModelledLinks::port_counters(&*engine, NODES[0], Port::A).unwrap();
+    assert_eq!((counters.send_tlp, counters.tx_discard_system), (0, 1));
+    engine.set_link(at, Port::A, true).unwrap();
+    a.send(&to, &[&[2; 100]], 0).unwrap();
+    engine.run_until(engine.now() + 1_000_000_000);
+    let mut got = [0; 2048];
+    assert_eq!(b.recv(&mut got).map(|packet| (packet.len, got[0])), Some((100, 2)));
 }

@@ -34,21 +34,15 @@ pub(super) fn answer(registry: &Registry, request: Request) -> anyhow::Result<Re
         Request::Resume { node } => registry.hold(NodeId(node), false)?,
         Request::GoOn { until } => go_on(registry, until)?,
         Request::Gateway => drop(gateway(registry)?),
-        Request::SetLink { node, port, up } => network::set_link(registry, node, &port, up)?,
-        Request::SetLinkErrors { node, port, errors } => {
-            network::set_link_errors(registry, node, &port, errors)?;
-        }
         Request::Links => return network::links(registry),
         Request::SetNodes { nodes, up, guests } => {
-            network::set_nodes(registry, &nodes, up, guests)?;
+            network::set_nodes(registry, nodes, up, guests)?;
         }
-        Request::SetFaults { faults } => network::set_faults(registry, faults)?,
-        Request::SetDeviceFaults { node, faults } => {
-            network::set_device_faults(registry, node, faults)?;
-        }
-        Request::InjectEcc { node, place, correctable } => {
-            network::inject_ecc(registry, node, &place, correctable)?;
-        }
+        Request::SetLink { .. }
+        | Request::SetLinkErrors { .. }
+        | Request::SetFaults { .. }
+        | Request::SetDeviceFaults { .. }
+        | Request::InjectEcc { .. } => network::change(registry, request)?,
         Request::Faults => return network::faults(registry),
         Request::Counters { node } => {
             return Ok(Reply::Counters {

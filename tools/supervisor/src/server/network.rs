@@ -1,41 +1,51 @@
 //! Requests about the network of a running machine: its state, and changes of it.
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use tofu_abi::Coords;
-use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, NodeKind, Reply};
-use tofu_fabric::{LinkErrors, NodeId, Port, Shape};
-use tofu_machine::{AnyNetwork, EccErrors};
-
-use crate::link_errors::LinkErrorSpec;
-use crate::registry::Registry;
-use tofu_spec::device_faults::DeviceFaultSpec;
-use tofu_spec::ecc::EccPlaceName;
+use tofu_control::protocol::{FaultReport, LinkEnd, NodeKind, Reply, Request};
+use tofu_fabric::{NodeId, Port, Shape};
+use tofu_machine::AnyNetwork;
 use tofu_spec::faults::FaultSpec;
+
+use crate::changes::{self, known_port};
+use crate::registry::Registry;
 
 fn running(registry: &Registry) -> anyhow::Result<&dyn AnyNetwork> {
     registry.running().context("the machine has not started yet")
 }
 
-/// The network of a machine whose links can change.
-fn changeable(registry: &Registry) -> anyhow::Result<&dyn AnyNetwork> {
-    let running = running(registry)?;
-    if running.passed().is_some() {
-        bail!("the links of a machine in modelled time cannot change so far");
-    }
-    Ok(running)
-}
-
-/// Takes the link at a port of a node up or down.
+/// Carries out a request that changes the network or a device. In modelled time, that is at the next
+/// boundary at which something can come from outside, and the answer comes then.
 ///
 /// # Errors
 ///
-/// One line for the user, as all errors here.
-pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> anyhow::Result<()> {
-    let fabric = changeable(registry)?.fabric();
-    let (at, known) = (registry.place(NodeId(node))?, known_port(port)?);
-    fabric.set_link(at, known, up)?;
-    registry.settings().set_link(fabric.shape(), at, known, up);
-    registry.publish(Some(NodeId(node)), EventKind::Link { port: port.to_owned(), up });
+/// One line for the user, as all errors here, and nothing has changed.
+pub(super) fn change(registry: &Registry, request: Request) -> anyhow::Result<()> {
+    let running = running(registry)?;
+    match registry.timed() {
+        Some(timed) => timed.change(request.clone())?,
+        None => {
+            for (node, what) in changes::apply(running, &request)? {
+                registry.publish(node, what);
+            }
+        }
+    }
+    let shape = running.fabric().shape();
+    match request {
+        Request::SetLink { node, port, up } => {
+            let (at, port) = (registry.place(NodeId(node))?, known_port(&port)?);
+            registry.settings().set_link(shape, at, port, up);
+        }
+        Request::SetNodes { nodes, up, .. } => {
+            registry.settings().set_nodes(nodes.into_iter().map(NodeId), up);
+        }
+        Request::SetFaults { faults: Some(text) } => {
+            let faults = text.parse::<FaultSpec>().ok();
+            registry.settings().set_faults(faults.map(|faults| faults.to_string()));
+        }
+        Request::SetFaults { faults: None } => registry.settings().set_faults(None),
+        _ => {}
+    }
     Ok(())
 }
 
@@ -46,25 +56,19 @@ pub(super) fn set_link(registry: &Registry, node: u32, port: &str, up: bool) -> 
 /// One line for the user. Nothing has changed then, unless the error concerns a guest.
 pub(super) fn set_nodes(
     registry: &Registry,
-    nodes: &[u32],
+    nodes: Vec<u32>,
     up: bool,
     guests: bool,
 ) -> anyhow::Result<()> {
-    let fabric = changeable(registry)?.fabric();
     let place = |node: &u32| Ok((NodeId(*node), registry.place(NodeId(*node))?));
-    let nodes = nodes.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
+    let places = nodes.iter().map(place).collect::<anyhow::Result<Vec<_>>>()?;
     let kind_of = |id| registry.other(id).map(|other| other.kind);
-    let gateway = nodes.iter().find(|(id, _)| kind_of(*id) == Some(NodeKind::Gateway));
+    let gateway = places.iter().find(|(id, _)| kind_of(*id) == Some(NodeKind::Gateway));
     if let (Some((_, at)), false) = (gateway, up) {
         bail!("{at} is the machine's only gateway; without it the host reaches no node");
     }
-    for (id, at) in &nodes {
-        if fabric.set_node(*at, up)? {
-            registry.publish(Some(*id), EventKind::Router { up });
-        }
-    }
-    registry.settings().set_nodes(nodes.iter().map(|(id, _)| *id), up);
-    for (id, at) in nodes.iter().filter(|_| guests) {
+    change(registry, Request::SetNodes { nodes, up, guests })?;
+    for (id, at) in places.iter().filter(|_| guests) {
         registry.power(*id, up).with_context(|| format!("the guest of {at}"))?;
     }
     Ok(())
@@ -76,80 +80,11 @@ pub(super) fn is_down(registry: &Registry, at: Coords) -> bool {
     matches!(up, Some(Ok(false)))
 }
 
-fn known_port(name: &str) -> anyhow::Result<Port> {
-    Port::from_name(name).with_context(|| {
-        format!("there is no port {name}; ports are {}", Port::ALL.map(Port::name).join(", "))
-    })
-}
-
-/// Sets the errors of the modelled link at a port of a node, or removes them.
-pub(super) fn set_link_errors(
-    registry: &Registry,
-    node: u32,
-    port: &str,
-    errors: Option<String>,
-) -> anyhow::Result<()> {
-    let spec = errors.map(|text| text.parse::<LinkErrorSpec>()).transpose();
-    let spec = spec.map_err(|allowed| anyhow!("errors of a link are {allowed}"))?;
-    let fabric = changeable(registry)?.fabric();
-    let at = registry.place(NodeId(node))?;
-    let errors = match (spec, fabric.parameters()) {
-        (Some(spec), Some(parameters)) => spec.errors(parameters.lanes)?,
-        // No errors, which is refused as well for links that are not modelled.
-        _ => LinkErrors::default(),
-    };
-    fabric.set_link_errors(at, known_port(port)?, &errors)?;
-    let errors = spec.as_ref().map(ToString::to_string);
-    registry.publish(Some(NodeId(node)), EventKind::LinkErrors { port: port.to_owned(), errors });
-    Ok(())
-}
-
 pub(super) fn links(registry: &Registry) -> anyhow::Result<Reply> {
     let fabric = running(registry)?.fabric();
     let down = fabric.links().filter(|(_, up)| !up);
     let ends = down.filter_map(|(link, _)| LinkEnd::at(fabric.shape(), link.from, link.port));
     Ok(Reply::Links { down: ends.collect() })
-}
-
-pub(super) fn set_faults(registry: &Registry, faults: Option<String>) -> anyhow::Result<()> {
-    let spec = faults.map(|text| text.parse::<FaultSpec>()).transpose();
-    let spec = spec.map_err(|allowed| anyhow!("faults are {allowed}"))?;
-    let faults = spec.as_ref().map(ToString::to_string);
-    changeable(registry)?.set_faults(spec.map(|spec| spec.plan()))?;
-    registry.settings().set_faults(faults.clone());
-    registry.publish(None, EventKind::Faults { faults });
-    Ok(())
-}
-
-pub(super) fn set_device_faults(
-    registry: &Registry,
-    node: u32,
-    faults: Option<String>,
-) -> anyhow::Result<()> {
-    let spec = faults.map(|text| text.parse::<DeviceFaultSpec>()).transpose();
-    let spec = spec.map_err(|allowed| anyhow!("faults of a device are {allowed}"))?;
-    changeable(registry)?;
-    let device = registry.device(NodeId(node))?.context("there is no device at this place")?;
-    if !device.set_device_faults(spec.unwrap_or_default().0) {
-        bail!("devices of this kind have no faults");
-    }
-    Ok(())
-}
-
-pub(super) fn inject_ecc(
-    registry: &Registry,
-    node: u32,
-    place: &str,
-    correctable: Option<u64>,
-) -> anyhow::Result<()> {
-    let EccPlaceName(place) = place.parse().map_err(|allowed: &str| anyhow!(allowed))?;
-    changeable(registry)?;
-    let device = registry.device(NodeId(node))?.context("there is no device at this place")?;
-    let errors = correctable.map_or(EccErrors::Fatal, EccErrors::Correctable);
-    if !device.inject_ecc(place, errors) {
-        bail!("devices of this kind have no error-correcting codes");
-    }
-    Ok(())
 }
 
 pub(super) fn faults(registry: &Registry) -> anyhow::Result<Reply> {

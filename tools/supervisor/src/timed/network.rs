@@ -17,10 +17,10 @@ use tofu_timed::{EventEngine, Function};
 use crate::timed::between::Between;
 use crate::timed::pace::{Pace, Paces};
 
-/// The network, of which nothing can be changed so far.
+/// The network. It changes at boundaries of its time alone, see [`Outside`](super::outside::Outside).
 pub(super) struct TimedNetwork {
     pub(super) interconnect: Interconnect,
-    /// Its links, all of which are up.
+    /// Its links, which the engine has.
     pub(super) fabric: Arc<Fabric>,
     pub(super) functions: Vec<Arc<Function>>,
     pub(super) engine: Arc<EventEngine>,

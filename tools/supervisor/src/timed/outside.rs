@@ -1,16 +1,19 @@
-//! Input of guests in modelled time: what comes to their consoles and agents from outside.
+//! What comes to a machine in modelled time from outside: input of consoles and agents, and changes
+//! of the network.
 //!
 //! The host has input at times that are its own. A guest gets it at a boundary, each millisecond of
 //! the machine's time. So a run depends on nothing of the host but the boundaries at which input
 //! came, and the same input at the same boundaries is the same run. A record has both; a replay
-//! takes its input from one.
+//! takes its input from one. The same holds for links that commands take down.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{self, RecvTimeoutError, SendError, Sender};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine};
@@ -18,12 +21,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use tofu_abi::Coords;
 use tofu_abi::topology::NodeId;
+use tofu_control::protocol::Request;
 use tofu_fabric::Ps;
+use tofu_machine::AnyNetwork;
 use tofu_pace::message::Input;
 use tofu_pace::{INPUT, PORTS};
 use tofu_spec::plan::InputLog;
 use tofu_sync::lock;
 
+use crate::changes::{self, Changed};
 use crate::timed::between::Between;
 
 /// The time between two boundaries (*ours*), in picoseconds.
@@ -32,6 +38,10 @@ pub(super) const PERIOD: Ps = 1_000_000_000;
 const PIECE: usize = 16 << 10;
 /// Version of a record.
 const VERSION: u32 = 1;
+/// The most changes that wait for a boundary.
+const MOST_CHANGES: usize = 1024;
+/// How long a command waits for the boundary at which its change comes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The ports of a guest, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,22 +80,35 @@ struct Head {
     machine: String,
 }
 
-/// A line of a record: input that came to a guest at a boundary.
+/// A line of a record: what came at a boundary.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Line {
-    ps: Ps,
-    node: String,
-    port: Port,
-    base64: String,
+#[serde(
+    deny_unknown_fields,
+    untagged,
+    expecting = "neither input of a guest nor a change of the network"
+)]
+enum Line {
+    /// Input of a guest.
+    Input { ps: Ps, node: String, port: Port, base64: String },
+    /// A change of the network.
+    Change { ps: Ps, change: Request },
 }
 
 /// A line of a record that is replayed.
 struct Entry {
     ps: Ps,
-    guest: usize,
-    port: Port,
-    bytes: Vec<u8>,
+    what: What,
+}
+
+enum What {
+    Input { guest: usize, port: Port, bytes: Vec<u8> },
+    Change(Request),
+}
+
+/// A change that a command waits for.
+struct Asked {
+    change: Request,
+    result: Sender<anyhow::Result<()>>,
 }
 
 /// The sources of a guest's input.
@@ -103,6 +126,7 @@ struct State {
     guests: Vec<Guest>,
     record: Option<Record>,
     replay: Option<VecDeque<Entry>>,
+    asked: Vec<Asked>,
 }
 
 /// A record that is being written.
@@ -117,19 +141,28 @@ impl Record {
         self.file.write_all(b"\n")
     }
 
-    fn input(&mut self, ps: Ps, node: Coords, port: Port, bytes: &[u8]) -> io::Result<()> {
-        let (node, base64) = (node.to_string(), BASE64_STANDARD.encode(bytes));
-        self.line(&Line { ps, node, port, base64 })?;
-        self.file.flush()
+    /// Writes a line. Without room for it, there is no record from then on.
+    fn note(record: &mut Option<Self>, line: &Line) {
+        let Some(this) = record else { return };
+        if let Err(error) = this.line(line).and_then(|()| this.file.flush()) {
+            log::error!("the record {} ends here: {error}", this.path.display());
+            *record = None;
+        }
     }
 }
 
-/// The input of all guests.
+/// What comes to the guests and the network.
 pub(super) struct Outside {
     nodes: Vec<(NodeId, Coords)>,
     between: Arc<Between>,
+    /// The network, which reaches this, too.
+    network: Weak<dyn AnyNetwork>,
     state: Mutex<State>,
+    hears: OnceLock<Hears>,
 }
+
+/// Hears of changes.
+type Hears = Box<dyn Fn(Changed) + Send + Sync>;
 
 impl Outside {
     /// The input of the guests of these nodes, in the order of their numbers. `machine` says what a
@@ -141,6 +174,7 @@ impl Outside {
     pub(super) fn new(
         nodes: Vec<(NodeId, Coords)>,
         between: Arc<Between>,
+        network: Weak<dyn AnyNetwork>,
         input: Option<&InputFile>,
         machine: String,
     ) -> anyhow::Result<Self> {
@@ -162,7 +196,58 @@ impl Outside {
             }
         }
         let guests = nodes.iter().map(|_| Guest::default()).collect();
-        Ok(Self { nodes, between, state: Mutex::new(State { guests, record, replay }) })
+        let state = Mutex::new(State { guests, record, replay, asked: Vec::new() });
+        Ok(Self { nodes, between, network, state, hears: OnceLock::new() })
+    }
+
+    /// Calls this when something has changed. Only the first call has an effect.
+    pub(super) fn on_change(&self, hears: Hears) {
+        // Another one hears of it.
+        let _ = self.hears.set(hears);
+    }
+
+    /// Changes the network at the next boundary, and waits for it unless time stands still.
+    ///
+    /// # Errors
+    ///
+    /// One line for the user: the change is refused, comes from a record, or comes late.
+    pub(super) fn change(&self, change: Request, stands: bool) -> anyhow::Result<()> {
+        let (result, answer) = mpsc::channel();
+        {
+            let mut state = lock(&self.state);
+            if state.replay.is_some() {
+                bail!("the changes of a machine that is replayed come from its record");
+            }
+            ensure!(state.asked.len() < MOST_CHANGES, "{MOST_CHANGES} changes wait already");
+            state.asked.push(Asked { change, result });
+        }
+        if stands {
+            return Ok(());
+        }
+        match answer.recv_timeout(PATIENCE) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => bail!(
+                "modelled time stands still or is slow; the change comes with its next millisecond"
+            ),
+            Err(RecvTimeoutError::Disconnected) => bail!("the machine has ended"),
+        }
+    }
+
+    /// The number of changes that wait for a boundary.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.state).asked.len()
+    }
+
+    /// Changes the network now. Returns the nodes that the change names.
+    fn apply(&self, change: &Request) -> anyhow::Result<Vec<NodeId>> {
+        let network = self.network.upgrade().context("the machine has ended")?;
+        for changed in changes::apply(&*network, change)? {
+            if let Some(hears) = self.hears.get() {
+                hears(changed);
+            }
+        }
+        Ok(changes::nodes_of(change))
     }
 
     /// Takes the sources of a node's guest, whose virtual machine is about to start.
@@ -182,24 +267,58 @@ impl Outside {
         Ok(())
     }
 
-    /// Takes what has come until a boundary. Returns the nodes whose guests have input.
+    /// Takes what has come until a boundary. Returns the nodes to which something has come.
     pub(super) fn take(&self, at: Ps) -> Vec<NodeId> {
         let mut state = lock(&self.state);
-        let State { guests, record, replay } = &mut *state;
-        while let Some(entries) = replay
+        let mut nodes = self.replay(&mut state, at);
+        let State { guests, record, replay, asked } = &mut *state;
+        for Asked { change, result } in asked.drain(..) {
+            let applied = self.apply(&change);
+            if let Ok(named) = &applied {
+                nodes.extend(named);
+                Record::note(record, &Line::Change { ps: at, change });
+            }
+            if let Err(SendError(Err(error))) = result.send(applied.map(drop)) {
+                log::warn!("a change that no command waits for: {error:#}");
+            }
+        }
+        self.read(guests, record, replay.is_some(), at);
+        let all = guests.iter().zip(&self.nodes);
+        let has_input = all.filter(|(guest, _)| guest.pending.iter().any(|port| !port.is_empty()));
+        nodes.extend(has_input.map(|(_, (node, _))| *node));
+        nodes
+    }
+
+    /// Takes what a record has until a boundary. Returns the nodes that its changes name.
+    fn replay(&self, state: &mut State, at: Ps) -> Vec<NodeId> {
+        let mut nodes = Vec::new();
+        while let Some(entries) = &mut state.replay
             && let Some(entry) = entries.pop_front_if(|entry| entry.ps <= at)
         {
-            let pending = &mut guests[entry.guest].pending[entry.port as usize];
-            let room = INPUT.saturating_sub(pending.len());
-            pending.extend(entry.bytes.iter().take(room));
+            match entry.what {
+                What::Input { guest, port, bytes } => {
+                    let pending = &mut state.guests[guest].pending[port as usize];
+                    let room = INPUT.saturating_sub(pending.len());
+                    pending.extend(bytes.iter().take(room));
+                }
+                What::Change(change) => match self.apply(&change) {
+                    Ok(named) => nodes.extend(named),
+                    Err(error) => log::warn!("the record changes what it cannot: {error:#}"),
+                },
+            }
         }
+        nodes
+    }
+
+    /// Reads the input that guests have room for.
+    fn read(&self, guests: &mut [Guest], record: &mut Option<Record>, recorded: bool, at: Ps) {
         for (number, port) in ready(guests) {
             let Guest { sources: Some(sources), sent, pending } = &mut guests[number] else {
                 continue;
             };
             let (index, source) = (port as usize, &sources[port as usize]);
-            if replay.is_some() {
-                // It has been recorded.
+            if recorded {
+                // It comes from the record.
                 read_some(source, PIECE);
                 continue;
             }
@@ -210,17 +329,13 @@ impl Outside {
                 continue;
             }
             sent[index] += bytes.len() as u64;
-            if let Some(file) = record
-                && let Err(error) = file.input(at, self.nodes[number].1, port, &bytes)
-            {
-                log::error!("the record {} ends here: {error}", file.path.display());
-                *record = None;
+            if record.is_some() {
+                let (node, base64) =
+                    (self.nodes[number].1.to_string(), BASE64_STANDARD.encode(&bytes));
+                Record::note(record, &Line::Input { ps: at, node, port, base64 });
             }
             pending[index].extend(bytes);
         }
-        let all = guests.iter().zip(&self.nodes);
-        let has_input = all.filter(|(guest, _)| guest.pending.iter().any(|port| !port.is_empty()));
-        has_input.map(|(_, (node, _))| *node).collect()
     }
 
     /// The input that a guest gets now.
@@ -284,17 +399,24 @@ fn read(file: &File, machine: &str, nodes: &[(NodeId, Coords)]) -> anyhow::Resul
 }
 
 fn entry(line: &str, nodes: &[(NodeId, Coords)]) -> anyhow::Result<Entry> {
-    let Line { ps, node, port, base64 } = serde_json::from_str(line)?;
+    let (ps, node, port, base64) = match serde_json::from_str(line)? {
+        Line::Input { ps, node, port, base64 } => (ps, node, port, base64),
+        Line::Change { ps, change } => {
+            ensure!(changes::has_modelled_time(&change), "not a change of the network");
+            return Ok(Entry { ps, what: What::Change(change) });
+        }
+    };
     let guest = nodes.iter().position(|(_, at)| at.to_string() == node);
     let guest = guest.with_context(|| format!("the machine has no guest at {node}"))?;
     let bytes = BASE64_STANDARD.decode(base64)?;
     ensure!(bytes.len() <= INPUT, "{} bytes; {INPUT} at most", bytes.len());
-    Ok(Entry { ps, guest, port, bytes })
+    Ok(Entry { ps, what: What::Input { guest, port, bytes } })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::timed::network::TimedNetwork;
     use tofu_pace::pages::Pages;
 
     const MACHINE: &str = "a machine";
@@ -305,7 +427,8 @@ mod tests {
         let at = |x| Coords { x, ..Coords::default() };
         let nodes = vec![(NodeId(0), at(0)), (NodeId(7), at(1))];
         let input = log.map(InputFile::open).transpose()?;
-        Outside::new(nodes, between, input.as_ref(), machine.to_owned())
+        let network = Weak::<TimedNetwork>::new();
+        Outside::new(nodes, between, network, input.as_ref(), machine.to_owned())
     }
 
     /// Our ends of what a guest's console and agent are written to.

@@ -18,7 +18,7 @@ use tofu_supervisor::link_errors::{LinkErrorSpec, Rate};
 /// A link goes down as a whole, in both directions. On Fugaku the optical links of a board's two
 /// nodes in the same direction share a cable, and go down and up together unless --alone is given.
 /// Packets sent over a link that is down are lost: the port at its near end counts them, and their
-/// loss is reported.
+/// loss is reported. In modelled time, links change at the next whole millisecond.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum LinkCommand {
     /// Take the link between two neighbours down
@@ -27,9 +27,9 @@ pub(crate) enum LinkCommand {
     Up(CableArgs),
     /// Inject bit errors, lane failures or lost ACKs on a modelled link; with no option, clear them
     ///
-    /// The errors are in both directions. The machine must have links = "modelled". Guests lose no
-    /// data, because frames are sent again or on the other lanes; counters of ports show the
-    /// errors.
+    /// The errors are in both directions. The machine must have links = "modelled", or be in
+    /// modelled time. Guests lose no data, because frames are sent again or on the other lanes;
+    /// counters of ports show the errors.
     Errors {
         /// Which link
         #[command(flatten)]

@@ -129,7 +129,7 @@ impl ServeArgs {
         let (backing, json) = (self.backing(), self.json);
         // Without it, the devices are of no use.
         let plugin = timekeeper::plugin()?;
-        Ok(Some(How { generation, shape: plan.network.shape, backing, time, plugin, json }))
+        Ok(Some(How { generation, network: plan.network.clone(), backing, time, plugin, json }))
     }
 
     /// The folder for the sockets, if it is not the machine's own. A client may be started from

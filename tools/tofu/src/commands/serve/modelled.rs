@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use tofu_abi::Generation;
-use tofu_abi::topology::Shape;
 use tofu_linux_nodes::{qemu, timekeeper};
-use tofu_spec::plan::TimePlan;
+use tofu_spec::plan::{Network, TimePlan};
 use tofu_spec::units::MemorySize;
 use tofu_supervisor::event::Event;
 use tofu_supervisor::session::Session;
@@ -19,7 +18,8 @@ use tofu_vfio_user::Backing;
 /// The devices, and the way of serving them.
 pub(super) struct How {
     pub(super) generation: Generation,
-    pub(super) shape: Shape,
+    /// The shape, and the links that are down.
+    pub(super) network: Network,
     pub(super) backing: Backing,
     /// The settings of its time.
     pub(super) time: TimePlan,
@@ -36,9 +36,9 @@ pub(super) fn run(
     folder: &Path,
     events: &Receiver<Event>,
 ) -> anyhow::Result<u8> {
-    let How { generation, shape, backing, time, .. } = *how;
+    let How { generation, ref network, backing, time, .. } = *how;
     let confinement = &session.confinement;
-    let nodes = TimedNodes::serve((generation, shape), folder, backing, time, confinement)?;
+    let nodes = TimedNodes::serve((generation, network), folder, backing, time, confinement)?;
     for (_, device, pace) in nodes.sockets() {
         session.janitor.remove_file(device)?;
         session.janitor.remove_file(pace)?;
@@ -56,7 +56,7 @@ pub(super) fn run(
 }
 
 fn print(how: &How, session: &Session, sockets: &[Sockets]) -> anyhow::Result<()> {
-    let How { generation, shape, time, ref plugin, .. } = *how;
+    let How { generation, network: Network { shape, .. }, time, ref plugin, .. } = *how;
     let (mut out, name) = (io::stdout().lock(), session.dir.name());
     if how.json {
         let nodes = sockets.iter().map(

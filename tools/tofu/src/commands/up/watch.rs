@@ -294,7 +294,11 @@ impl MachineWatch<'_, '_> {
                 }
                 _ => Ok(()),
             },
-            Event::Signal(_) | Event::Down | Event::Died(..) | Event::Started => Ok(()),
+            Event::Signal(_)
+            | Event::Down
+            | Event::Died(..)
+            | Event::Started
+            | Event::Changed(..) => Ok(()),
         }
     }
 

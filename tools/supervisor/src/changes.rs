@@ -1,0 +1,140 @@
+//! Changes of a running machine's network and devices that commands ask for.
+
+use anyhow::{Context, anyhow, bail};
+use tofu_abi::Coords;
+use tofu_control::protocol::{EventKind, Request};
+use tofu_fabric::{LinkErrors, NodeId, Port};
+use tofu_machine::{AnyNetwork, EccErrors};
+use tofu_spec::device_faults::DeviceFaultSpec;
+use tofu_spec::ecc::EccPlaceName;
+use tofu_spec::faults::FaultSpec;
+
+use crate::link_errors::LinkErrorSpec;
+
+/// What has changed, for those who follow the events of the machine: of a node, or of the whole.
+pub(crate) type Changed = (Option<NodeId>, EventKind);
+
+/// Changes a network as a request asks. Returns what has changed. Guests are not affected.
+///
+/// # Errors
+///
+/// One line for the user, and nothing has changed then.
+pub(crate) fn apply(network: &dyn AnyNetwork, request: &Request) -> anyhow::Result<Vec<Changed>> {
+    let fabric = network.fabric();
+    Ok(match request {
+        Request::SetLink { node, port, up } => {
+            fabric.set_link(place(network, *node)?, known_port(port)?, *up)?;
+            vec![(Some(NodeId(*node)), EventKind::Link { port: port.clone(), up: *up })]
+        }
+        Request::SetLinkErrors { node, port, errors } => {
+            vec![set_link_errors(network, *node, port, errors.as_deref())?]
+        }
+        Request::SetNodes { nodes, up, .. } => set_routers(network, nodes, *up)?,
+        Request::SetFaults { faults } => vec![(None, set_faults(network, faults.as_deref())?)],
+        Request::SetDeviceFaults { node, faults } => {
+            let spec = faults.as_ref().map(|text| text.parse::<DeviceFaultSpec>()).transpose();
+            let spec = spec.map_err(|allowed| anyhow!("faults of a device are {allowed}"))?;
+            place(network, *node)?;
+            let device = network.node(NodeId(*node)).context(NO_DEVICE)?;
+            if !device.set_device_faults(spec.unwrap_or_default().0) {
+                bail!("devices of this kind have no faults");
+            }
+            Vec::new()
+        }
+        Request::InjectEcc { node, place: part, correctable } => {
+            let EccPlaceName(part) = part.parse().map_err(|allowed: &str| anyhow!(allowed))?;
+            place(network, *node)?;
+            let device = network.node(NodeId(*node)).context(NO_DEVICE)?;
+            let errors = correctable.map_or(EccErrors::Fatal, EccErrors::Correctable);
+            if !device.inject_ecc(part, errors) {
+                bail!("devices of this kind have no error-correcting codes");
+            }
+            Vec::new()
+        }
+        _ => bail!("this request changes no network"),
+    })
+}
+
+const NO_DEVICE: &str = "there is no device at this place";
+
+/// True for a change that a machine in modelled time can have.
+pub(crate) const fn has_modelled_time(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::SetLink { .. }
+            | Request::SetLinkErrors { .. }
+            | Request::SetNodes { .. }
+            | Request::InjectEcc { .. }
+    )
+}
+
+/// The nodes that a request names.
+pub(crate) fn nodes_of(request: &Request) -> Vec<NodeId> {
+    match request {
+        Request::SetLink { node, .. }
+        | Request::SetLinkErrors { node, .. }
+        | Request::SetDeviceFaults { node, .. }
+        | Request::InjectEcc { node, .. } => vec![NodeId(*node)],
+        Request::SetNodes { nodes, .. } => nodes.iter().map(|node| NodeId(*node)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn place(network: &dyn AnyNetwork, node: u32) -> anyhow::Result<Coords> {
+    let shape = network.fabric().shape();
+    let at = shape.coords(NodeId(node));
+    at.with_context(|| format!("the machine {shape} has no node {node}"))
+}
+
+/// Finds the port of this name.
+///
+/// # Errors
+///
+/// One line for the user, with all names.
+pub(crate) fn known_port(name: &str) -> anyhow::Result<Port> {
+    Port::from_name(name).with_context(|| {
+        format!("there is no port {name}; ports are {}", Port::ALL.map(Port::name).join(", "))
+    })
+}
+
+/// Makes the routers of nodes fail or work again, all of them or none.
+fn set_routers(network: &dyn AnyNetwork, nodes: &[u32], up: bool) -> anyhow::Result<Vec<Changed>> {
+    let places = nodes.iter().map(|node| Ok((NodeId(*node), place(network, *node)?)));
+    let places = places.collect::<anyhow::Result<Vec<_>>>()?;
+    let mut changed = Vec::new();
+    for (id, at) in places {
+        if network.fabric().set_node(at, up)? {
+            changed.push((Some(id), EventKind::Router { up }));
+        }
+    }
+    Ok(changed)
+}
+
+/// Sets the errors of the modelled link at a port of a node, or removes them.
+fn set_link_errors(
+    network: &dyn AnyNetwork,
+    node: u32,
+    port: &str,
+    errors: Option<&str>,
+) -> anyhow::Result<Changed> {
+    let spec = errors.map(str::parse::<LinkErrorSpec>).transpose();
+    let spec = spec.map_err(|allowed| anyhow!("errors of a link are {allowed}"))?;
+    let (fabric, at) = (network.fabric(), place(network, node)?);
+    let errors = match (spec, fabric.parameters()) {
+        (Some(spec), Some(parameters)) => spec.errors(parameters.lanes)?,
+        // No errors, which is refused as well for links that are not modelled.
+        _ => LinkErrors::default(),
+    };
+    fabric.set_link_errors(at, known_port(port)?, &errors)?;
+    let errors = spec.as_ref().map(ToString::to_string);
+    Ok((Some(NodeId(node)), EventKind::LinkErrors { port: port.to_owned(), errors }))
+}
+
+/// Sets the faults of all links, or removes them.
+fn set_faults(network: &dyn AnyNetwork, faults: Option<&str>) -> anyhow::Result<EventKind> {
+    let spec = faults.map(str::parse::<FaultSpec>).transpose();
+    let spec = spec.map_err(|allowed| anyhow!("faults are {allowed}"))?;
+    let faults = spec.as_ref().map(ToString::to_string);
+    network.set_faults(spec.map(|spec| spec.plan()))?;
+    Ok(EventKind::Faults { faults })
+}
