@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The sending part of a poll.
+//!
+//! Completions of sending raise no interrupt, unless the queue is nearly full or a packet is lost
+//! (MODE.FAILURES). The doorbell rings immediately for the first answer to a lone packet, and once
+//! for several others.
 
 use kernel::cpu::CpuId;
 use kernel::ffi::c_int;

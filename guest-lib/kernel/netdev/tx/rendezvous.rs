@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Long frames, which nodes fetch from each other.
+//!
+//! They are fetched from the socket's own pages. With an IOMMU an area of 2 MiB is mapped for the
+//! device, for reading only, when a page in it is sent first, until the interface goes down. Pages
+//! that do not follow each other for the device, such as those of short writes, are copied, and
+//! with `copy=1` everything. If there is no memory for the tables when the interface comes up, the
+//! log says so, and frames go in fragments.
 
 use tofu_abi::Coords;
 use tofu_ipotofu::offload::{Metadata, HEAD};
