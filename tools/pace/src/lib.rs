@@ -3,7 +3,7 @@
 //!
 //! A [message] takes the guest to the machine, which is needed where something happens at
 //! its node, or where it accesses its device. In between, guests keep each other's pace by
-//! [pages] that they share. The manual's page on guests in modelled time has both.
+//! [pages] that they share.
 #![forbid(unsafe_code)]
 
 pub mod message;

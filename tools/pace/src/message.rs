@@ -1,4 +1,37 @@
 //! Messages on the stream between a plugin and the machine. Numbers are little-endian.
+//!
+//! | plugin to machine | bytes | |
+//! |---|---|---|
+//! | kind | 4 | [`BEGIN`], [`AT`], [`ASLEEP`], [`ACCESS`] or [`PASSED`] |
+//! | version | 4 | [`VERSION`](crate::VERSION) in the first message; 0 later |
+//! | time | 8 | of the guest, in nanoseconds; 0 in the first message |
+//! | until | 8 | of a guest that is asleep: when its next timer is due; else 0 |
+//!
+//! | machine to plugin | bytes | |
+//! |---|---|---|
+//! | until | 8 | the time until which the guest may run; no later than where it is if time stops |
+//! | count | 4 | number of vectors, [`MOST_VECTORS`] at most |
+//! | guest | 4 | in the first answer, the guest's number among the pages; 0 later |
+//! | console, agent | 4 each | bytes of input for either port, [`INPUT`] at most |
+//! | vectors | 4 each | MSI-X vectors of the device that have fired |
+//! | input | | that of the console, then that of the agent |
+//!
+//! 1. The plugin sends `BEGIN` once, and gets its answer when time begins.
+//! 2. It sends `AT` when the guest has got to `until`. The answer comes when the machine has got
+//!    there, which may take as long as the other guests need. Until the plugin sends `AT` again,
+//!    nothing happens at the node, and the guest must not run beyond `until`.
+//! 3. Before each access to the device it sends `ACCESS`, and after it `AT`; the machine stands
+//!    still in between.
+//! 4. A guest that is asleep may go to the time of its next timer, or to where something happens at
+//!    its node, which it learns when it sends `AT` there.
+//! 5. If time stands still, the guest stops before its next instruction. When it is continued, it
+//!    repeats its message first. The answer brings what it would have got without the pause.
+//!
+//! Time does not go back: a plugin that reports that is disconnected. Interrupts are delivered when
+//! an answer brings them. A plugin of a node whose guest has ended may connect later. Its clock
+//! begins at 0 again, at the present time of the machine. The answer to `AT` is computed from the
+//! events in flight and from what the other guests could still cause (`Turn::horizon` of the crate
+//! `tofu-timed`).
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;

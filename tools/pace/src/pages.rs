@@ -29,6 +29,10 @@
 //! A guest may run until the least of its `limit` and, of all others, the later one of `acts`
 //! and `reached + ahead`. It reads those of the others first, and all of it again if `version` has
 //! changed meanwhile: then no guest has got beyond an access of which the machine has not told.
+//! If that is no more than where it is because of `limit`, it asks the machine. Otherwise it waits
+//! for the bell of one that is behind. It makes no step of less than half of `ahead` because of
+//! others. After an access to the device, it must ask the machine before it writes `reached` again,
+//! as the others do not know yet what follows from the access.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
