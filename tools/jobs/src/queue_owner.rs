@@ -5,6 +5,14 @@
 //! registration of memory, by the messages that programs have for `tofud`. The memory itself each
 //! rank maps as it does with a separate queue. When a rank ends, by any cause, its connection ends:
 //! its memory is deregistered, and the other rank continues.
+//!
+//! A completion is that of the rank that posted the command. A notice is that of the rank to whose
+//! extra values the one in `edata` belongs, of which bit 2 suffices.
+//!
+//! The alternative was rings that both ranks map, with a lock that outlives the process that holds
+//! it. A rank may then be killed at each store to a ring, and the next one to take the lock must
+//! find out how far it came. With an owner the ranks share neither lock nor memory. A doorbell is a
+//! message, which costs two changes of process for each command that is not posted with others.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
