@@ -20,6 +20,12 @@
 //! never one that was registered before, writes and numbers of all types are changed by one
 //! processor only, and all come in the order in which they were sent. What is long is read by Gets
 //! here as well. Each ends with an answer.
+//!
+//! A registration is for one message only: one that is kept for the next message would be wrong if
+//! the program unmaps the memory meanwhile. An endpoint that gets the queue, and so the address, of
+//! one that has been closed is recognized by its first notice. If the answer to a Put into a slot
+//! is lost, it is not known if the slot has been read and filled again since, so the Put must not
+//! be repeated: parts in slots go by the default path.
 
 mod atomics;
 mod commands;
