@@ -2,8 +2,8 @@
 
 //! The receiving side.
 //!
-//! What is behind the head of a long frame goes to pages that go up the stack as they are, from a
-//! pool for each queue of a 64th of the node's memory, 6 to 32 MiB, whose pages stay mapped. If
+//! A long frame, but for its head, goes to pages that go up the stack as they are, from a pool for
+//! each queue of a 64th of the node's memory, 6 to 32 MiB, whose pages stay mapped. If
 //! programs leave more unread, or device addresses are memory addresses, it is copied to other
 //! pages. Before the stack gets pages they leave the device's tables, up to four frames at a time.
 
