@@ -3,7 +3,8 @@
 --
 --     tshark -X lua_script:tofu.lua -r file.pcapng
 --
--- or copy it to ~/.local/lib/wireshark/plugins. The layouts are in the manual's page on captures.
+-- or copy it to ~/.local/lib/wireshark/plugins. The layouts are in
+-- vmm-device/machine/src/capture/record.rs.
 
 local bits = bit32 or bit
 local band, bxor, rshift = bits.band, bits.bxor, bits.rshift

@@ -1,4 +1,72 @@
 //! The record of a packet: a header of our own layout, and the frame.
+//!
+//! The link type is USER0 (147), as the layout of TofuD's TLPs is not public. All of the following
+//! is *ours*, except the sizes of frames and the names of the routing header's fields (TofuD paper,
+//! Figures 5 and 6). Numbers are little endian. `tools/wireshark/tofu.lua` reads records.
+//!
+//! # The header
+//!
+//! By bytes:
+//!
+//! - 0: version of this header, 1
+//! - 1: length of this header in bytes: 56, or 80 with the part about a link; later versions may
+//!   have more
+//! - 2: place: 0 to 5 is a TNI, 16 to 25 is port 0 to 9
+//! - 3: direction: 0 out of the TNI or port, 1 into it. Packets that were lost here: 2 the link is
+//!   down, 3 there is no such node, 4 there is no such path, 5 another reason
+//! - 4: virtual channel; 255 at a TNI and for DLLPs
+//! - 5: class: 0 request, 1 response, 2 system; 255 for DLLPs
+//! - 6: kind, a [`PacketKind`]
+//! - 7: routing: 0 shortest path, 1 by distances, 2 one hop; bit 7: marked as bad
+//! - 8 to 13: the node: X, Y, Z, A, B, C
+//! - 14, 15: TNI of the source and of the target
+//! - 16 to 21, 22 to 27: source, target
+//! - 28 to 30: path: A, B, C
+//! - 31: for routing by one hop: the port
+//! - 32 to 34: for routing by distances: hops on X, Y, Z, signed
+//! - 35: generation of the machine: 1 K computer, 2 FX10, 3 FX100, 4 Fugaku; 16 is TNW; 0, in files
+//!   of versions without this field, is Fugaku
+//! - 36 to 39: number of TLPs: the record of a command is one burst, which may have many
+//! - 40 to 47: bytes on the wire of all these TLPs
+//! - 48 to 55: modelled time since the command began, in picoseconds
+//!
+//! At a port of modelled links each record is of one frame, and its header has 24 bytes more:
+//!
+//! - 56, 57: sequence number
+//! - 58: number of lanes that the frame is spread over; with TofuD, 1 means that it is sent as a
+//!   whole on each lane
+//! - 59: STAT: bit mask of the lanes of the other direction that are received badly
+//! - 60: bit mask of the lanes on which the frame is damaged
+//! - 61: what the receiver finds: 0 the frame is good, 1 it is marked as bad, 2 it is damaged; a
+//!   damaged DLLP is lost
+//! - 62: bit 0: the frame is a retransmission; bit 1: the record has check sequences
+//! - 64 to 67: number of the TLP in its packet, from 0
+//! - 68 to 71: link CRC of the frame (LCRC)
+//! - 72 to 74, 75 to 77: frame check sequences (FCS) of the slices on lane 0 and 1, most
+//!   significant byte first
+//!
+//! Check sequences are TofuD's, as the layout of no other generation's frames is public, and the
+//! ones that are sent; which bits of a damaged slice are wrong is not modelled.
+//!
+//! # The frame
+//!
+//! System and raw packets are recorded as they lie in memory ([`tofu_abi::frame`]). Commands have
+//! no frame in this device, as their data goes from memory to memory. For them a routing header and
+//! a TLP header are made (TLP kind 16 and the record's kind), then:
+//!
+//! - Put, Get, atomic: control queue (1 byte), session advance (1), command (2), generation (4),
+//!   group process id (8), second command header (8), target and initiator address as
+//!   CQ-STag-offset (8 each), position in the message, bytes of the burst, bytes of the message,
+//!   mtu (4 each); atomic: operation (1 and 7 unused), operand, comparand (8 each); Put: data
+//! - answers: control queue (1), result code (1), command (2), generation (4), position, bytes,
+//!   bytes done (4 each and 4 unused), modelled time of the request (8); atomic: former value (8);
+//!   Get: data
+//! - DLLP: its 16 bytes; the headers are zeros
+//! - barrier signal: source gate, target gate, operation, qwords of value (1 each), round (4),
+//!   group process id (8), value
+//!
+//! A record of TNW is one data packet or one command of a link, 136 or 32 bytes after the header.
+//! Class and TNIs are 255, and the channel takes the place of the virtual channel.
 
 use tofu_abi::frame::{
     self, FRAME_MAX, HEADER_SIZE as FRAME_HEADER, ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT,
@@ -116,7 +184,7 @@ pub struct RecordHeader {
     pub interconnect: Interconnect,
     /// The interface at which the packet was seen.
     pub place: TapPoint,
-    /// Direction there: 0 out, 1 in, 2 to 5 lost. See the manual's page on captures.
+    /// Direction there: 0 out, 1 in, 2 to 5 lost. See the top of this file.
     pub direction: u8,
     /// Virtual channel; `None` at a TNI.
     pub vc: Option<u8>,
