@@ -5,6 +5,17 @@
 //! driver and the devices. Time is the devices' and the network's, and that of the instructions
 //! that the library takes ([`rank::Software`]). Caches, and the vectors of the processor, cost
 //! nothing.
+//!
+//! Instructions were counted by callgrind, release build, `tofu run --local`: 694 for a Put, 194
+//! for a poll that finds a completion, 628 for a notice, 219 for nothing. A look at a word of
+//! memory takes five, and an addition four for each 64 bytes. With an instruction a cycle, 22 of 30
+//! values are within the tolerance. Programs are threads that take turns in the order of modelled
+//! time.
+//!
+//! Choices of ours: data alternates between two places, so that a completion is waited for a round
+//! later; with a wait in the same round, hops of a ring take 0.35 us more. Commands go by direct
+//! descriptors where the interface is ready for one, which our library does not by default, as each
+//! store may be an exit of a virtual machine.
 
 mod memory;
 mod programs;
