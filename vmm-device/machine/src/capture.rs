@@ -106,7 +106,7 @@ pub struct Record {
     pub interface: usize,
     /// The direction of the packet.
     pub direction: Direction,
-    /// The record's header, and as much of the packet as fits. See the manual's page on captures.
+    /// The record's header, and as much of the packet as fits. See `capture/record.rs`.
     pub bytes: Vec<u8>,
     /// Size of the header and the whole packet, in bytes.
     pub length: u32,

@@ -505,7 +505,7 @@ fn link_part(
     part
 }
 
-/// Header fields about a packet. See the manual's page on captures.
+/// Header fields about a packet. See the top of this file.
 #[derive(Default)]
 struct About {
     class: u8,
