@@ -2,8 +2,8 @@
 //!
 //! libfabric loads it, calls `fi_prov_ini`, and gets tables of functions ([`ffi`]). Messages,
 //! credits and matching are in [`core`], which knows nothing of libfabric. The device is that of
-//! `libtofucom`, which is loaded at run time (`tofucom`): a program that calls uTofu as well
-//! shares its device with its MPI library then.
+//! `libtofucom`, which is loaded at run time (`tofucom`): a program that calls uTofu as well shares
+//! its device with its MPI library then.
 //!
 //! # What was tried
 //!
@@ -33,7 +33,8 @@
 //! `fi_ubertest`:
 //!
 //! - functional, RDM: `fi_multi_mr` failed (counters of single regions). Not applicable:
-//!   `fi_cm_data`, `fi_rdm_rma_trigger`, `fi_scalable_ep`, `fi_rdm_shared_av`, `-e msg`, `-e dgram`.
+//!   `fi_cm_data`, `fi_rdm_rma_trigger`, `fi_scalable_ep`, `fi_rdm_shared_av`, `-e msg`, `-e
+//!   dgram`.
 //! - short, RDM: `fi_rdm_pingpong` also with `-c fd` and `-c sread`. Not applicable: `-e msg`, `-e
 //!   dgram`.
 //! - unit: `fi_dom_test`, `fi_cq_test`, `fi_mr_test`, `fi_cntr_test` and `fi_setopt_test` passed.

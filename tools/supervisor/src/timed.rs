@@ -1,8 +1,8 @@
 //! Machines in modelled time, for guests whose instructions QEMU counts.
 //!
 //! Each guest has two connections: that of its device, by vfio-user, and that of its pace, by which
-//! a plugin of its QEMU says where the guest is in time, and learns how far it may run. The protocol
-//! is that of [`tofu_pace`].
+//! a plugin of its QEMU says where the guest is in time, and learns how far it may run. The
+//! protocol is that of [`tofu_pace`].
 
 mod between;
 mod network;

@@ -26,6 +26,9 @@
 //! one that has been closed is recognized by its first notice. If the answer to a Put into a slot
 //! is lost, it is not known if the slot has been read and filled again since, so the Put must not
 //! be repeated: parts in slots go by the default path.
+//!
+//! With `FI_DELIVERY_COMPLETE` a send ends when the receiver's endpoint has taken the message out
+//! of its slots; otherwise when it is in the receiver's memory.
 
 mod atomics;
 mod commands;
