@@ -218,7 +218,6 @@ fn nodes_in_modelled_time_measure_the_machine() {
     assert!(guests.iter().all(|guest| guest["accesses"].as_u64().unwrap() > 100), "{time}");
     for (command, why) in [
         (&["fault", "set", "loss=1%"][..], "no faults of packets or devices in modelled time"),
-        (&["trace", "0"], "a machine in modelled time has no traces so far"),
         (&["capture", "0"], "a machine in modelled time has no captures so far"),
     ] {
         let error = place.run(command).error();

@@ -1,11 +1,11 @@
 //! Linux nodes in modelled time: time stops where it is to, and where a debugger holds a node.
 
-use std::fs;
 use std::time::Duration;
+use std::{fs, thread};
 
 use serde_json::Value;
 use tofu_c_tests::have;
-use tofu_linux_tests::{Image, Place, Running, skip, wait_for};
+use tofu_linux_tests::{Image, Place, Running, interrupt, skip, wait_for};
 
 /// Nodes in modelled time boot slowly on a busy host.
 const BOOT: Duration = Duration::from_secs(400);
@@ -26,6 +26,20 @@ fn talk(count: &str) -> Vec<&str> {
 
 fn time(place: &Place) -> Value {
     place.run(&["time", "--json"]).json()["time"].take()
+}
+
+/// Traces the Puts of both nodes from now on.
+fn trace(place: &Place) -> Running {
+    let trace = place.start(&["trace", "--kind", "put", "--json"]);
+    // It has told the machine by then.
+    thread::sleep(Duration::from_secs(2));
+    trace
+}
+
+/// Ends a trace. Returns its commands, a line each.
+fn traced(trace: Running) -> Vec<String> {
+    interrupt(trace.id());
+    trace.end(LONG).ok().lines().map(ToOwned::to_owned).collect()
 }
 
 /// Waits until time stands still. Returns where, and what can be seen of the machine then.
@@ -69,7 +83,9 @@ fn a_replay_stops_at_the_same_state() {
     let record = place.file("input.jsonl");
     up(&place, &["--record", &record]);
     let before = time(&place)["guests"][0]["commands"].as_u64().unwrap();
+    let trace = trace(&place);
     let recorded = place.run_for(&talk("count=100"), LONG, b"").ok();
+    let first_trace = traced(trace);
     let after = time(&place)["guests"][0]["commands"].as_u64().unwrap();
     place.run(&["down"]).ok();
     // In the middle of it.
@@ -98,9 +114,13 @@ fn a_replay_stops_at_the_same_state() {
     place.run_for(&["time", "--until", &format!("{at}ps")], LONG, b"").ok();
     let (stands, _, again) = state(&place);
     is_same(&(stands, text.clone(), again), &first);
-    // And to the end of the program.
+    // And to the end of the program, with the same commands at the same times.
+    let trace = trace(&place);
     place.run(&["time", "--go-on"]).ok();
     assert_eq!(place.run_for(&talk("count=100"), LONG, b"").ok(), recorded);
+    let rest = traced(trace);
+    assert!(rest.len() > 50, "{rest:?}");
+    assert!(first_trace.ends_with(&rest), "{:?}\n{:?}", first_trace.last(), rest.last());
     place.run(&["down"]).ok();
     place.is_clean();
 }
@@ -161,7 +181,7 @@ fn a_debugger_stops_time_for_all() {
     let gdb = place.start(&holds);
     wait_for("gdb to hold the node", LONG, || fs::exists(&held).unwrap());
     let stopped = time(&place);
-    std::thread::sleep(Duration::from_secs(8));
+    thread::sleep(Duration::from_secs(8));
     assert_eq!(time(&place)["modelled_ns"], stopped["modelled_ns"]);
     let ready = place.ps()[0]["nodes"].as_array().unwrap().iter().all(|n| n["state"] == "ready");
     assert!(ready && under.runs());

@@ -222,9 +222,7 @@ impl Backend for Machines {
         let confinement = &self.confinement;
         let machine = self.build(plan, doorbells, engines)?;
         if let AnyMachine::Timed(timed) = &machine {
-            let [stands, changes] = [events.clone(), events.clone()];
-            timed.on_stand(move |info| stands.send(Event::TimeStands(info)));
-            timed.on_change(move |(node, what)| changes.send(Event::Changed(node, what)));
+            timed.tell(&events);
         }
         let captures = self.start_captures(&machine, plan)?;
         let guests = hypervisor.map(|hypervisor| {

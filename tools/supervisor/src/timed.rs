@@ -6,6 +6,7 @@
 
 mod between;
 mod network;
+mod observed;
 pub mod outside;
 pub(crate) mod pace;
 pub(crate) mod until;
@@ -32,6 +33,7 @@ use tofu_vfio_user::{Backing, ClientMemory, Limits, Server};
 
 use crate::changes::{self, Changed};
 use crate::confine::Confinement;
+use crate::event::{Event, EventSender};
 use crate::timed::between::Between;
 use crate::timed::network::TimedNetwork;
 use crate::timed::outside::{InputFile, Outside};
@@ -101,6 +103,7 @@ impl TimedMachine {
             stop,
         });
         let network = TimedNetwork {
+            recorder: observed::observe(&engine),
             interconnect: Interconnect::Tofu(generation),
             fabric: Arc::new(Fabric::modelled(shape, Arc::clone(&engine) as _)),
             functions,
@@ -151,8 +154,15 @@ impl TimedMachine {
         Ok(())
     }
 
+    /// Sends an event when time stands still, as the plan says, and when the network has changed.
+    pub(crate) fn tell(&self, events: &EventSender) {
+        let [stands, changes] = [events.clone(), events.clone()];
+        self.on_stand(move |info| stands.send(Event::TimeStands(info)));
+        self.on_change(move |(node, what)| changes.send(Event::Changed(node, what)));
+    }
+
     /// Calls this when time stands still, as the plan says.
-    pub fn on_stand(&self, hears: impl Fn(StandsInfo) + Send + Sync + 'static) {
+    pub(crate) fn on_stand(&self, hears: impl Fn(StandsInfo) + Send + Sync + 'static) {
         self.paces.stop.tell(Box::new(hears));
     }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tofu_abi::Coords;
-use tofu_fabric::NodeId;
+use tofu_fabric::{NodeId, Ps};
 use tofu_icc::{Event, Subject};
 use tofu_sync::{Ticks, lock};
 
@@ -35,7 +35,7 @@ const SETTLED_NS: f64 = 10e6;
 /// An event at a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
-    /// Time of the host's clock, in nanoseconds since 1970.
+    /// Time of the host's clock, or of the guests' in modelled time, in nanoseconds since 1970.
     pub time_ns: u64,
     /// The node.
     pub node: NodeId,
@@ -94,8 +94,8 @@ pub struct Recorder {
     /// Tells the recorder from others in this process; not 0.
     id: u64,
     on: AtomicBool,
-    ticks: Ticks,
-    /// When `ticks` began, in nanoseconds since 1970.
+    clock: Clock,
+    /// When the clock began, in nanoseconds since 1970.
     epoch_ns: u64,
     /// A place for each possible ring. Allocated at the first record.
     rings: OnceLock<Box<[OnceLock<Arc<Ring>>]>>,
@@ -106,16 +106,87 @@ pub struct Recorder {
     readers: Mutex<u32>,
 }
 
+/// The clock of a recorder.
+enum Clock {
+    Host(Ticks),
+    /// Picoseconds of a machine in modelled time. Events of the same time follow each other by a
+    /// tick, as they may be in the rings of several threads.
+    Modelled {
+        now: Box<dyn Fn() -> Ps + Send + Sync>,
+        /// The last tick.
+        last: AtomicU64,
+    },
+}
+
+impl Clock {
+    /// The time of an event, in ticks.
+    #[inline]
+    fn tick(&self) -> u64 {
+        match self {
+            Self::Host(ticks) => ticks.now(),
+            Self::Modelled { now, last } => {
+                let now = now();
+                let later = |last: u64| now.max(last.saturating_add(1));
+                // The closure always has a value.
+                last.fetch_update(Relaxed, Relaxed, |last| Some(later(last))).map_or(now, later)
+            }
+        }
+    }
+
+    /// The time before which all events are in the rings, in ticks; `rate` is in nanoseconds per
+    /// tick. In modelled time, one thread at a time has events.
+    fn settled(&self, rate: f64) -> u64 {
+        match self {
+            Self::Host(ticks) => ticks.now().saturating_sub((SETTLED_NS / rate) as u64),
+            Self::Modelled { now, .. } => now(),
+        }
+    }
+
+    /// The time, in ticks.
+    fn now(&self) -> u64 {
+        match self {
+            Self::Host(ticks) => ticks.now(),
+            Self::Modelled { now, .. } => now(),
+        }
+    }
+
+    /// Nanoseconds per tick.
+    fn rate(&self) -> f64 {
+        match self {
+            Self::Host(ticks) => ticks.rate(),
+            Self::Modelled { .. } => 0.001,
+        }
+    }
+
+    /// The time at which it began, in ticks.
+    const fn first(&self) -> u64 {
+        match self {
+            Self::Host(ticks) => ticks.first(),
+            Self::Modelled { .. } => 0,
+        }
+    }
+}
+
 impl Recorder {
     pub(crate) fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let ticks = Ticks::new();
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::with(Clock::Host(Ticks::new()), epoch.as_nanos() as u64)
+    }
+
+    /// A recorder of events in modelled time, which began at this time in nanoseconds since 1970.
+    /// One thread at a time may have events.
+    pub fn modelled(epoch_ns: u64, now: impl Fn() -> Ps + Send + Sync + 'static) -> Arc<Self> {
+        let clock = Clock::Modelled { now: Box::new(now), last: AtomicU64::new(0) };
+        Arc::new(Self::with(clock, epoch_ns))
+    }
+
+    fn with(clock: Clock, epoch_ns: u64) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             id: NEXT.fetch_add(1, Relaxed),
             on: AtomicBool::new(false),
-            ticks,
-            epoch_ns: epoch.as_nanos() as u64,
+            clock,
+            epoch_ns,
             rings: OnceLock::new(),
             count: Mutex::new(0),
             reasons: Mutex::default(),
@@ -123,35 +194,37 @@ impl Recorder {
         }
     }
 
+    /// True while there is a trace.
     #[inline]
-    pub(crate) fn is_on(&self) -> bool {
+    pub fn is_on(&self) -> bool {
         self.on.load(Relaxed)
     }
 
+    /// The time of an event, for [`tofu_icc::Host::stamp`].
     #[inline]
-    pub(crate) fn stamp(&self) -> u64 {
-        self.ticks.now()
+    pub fn stamp(&self) -> u64 {
+        self.clock.tick()
     }
 
     /// Converts ticks to nanoseconds since 1970; `rate` is in nanoseconds per tick.
     fn time_ns(&self, ticks: u64, rate: f64) -> u64 {
-        let since = ticks.saturating_sub(self.ticks.first());
+        let since = ticks.saturating_sub(self.clock.first());
         self.epoch_ns + (since as f64 * rate) as u64
     }
 
     /// Records an event at a node.
-    pub(crate) fn note(&self, node: NodeId, what: &What) {
+    pub fn note(&self, node: NodeId, what: &What) {
         if let Some(ring) = self.ring() {
-            let now = self.ticks.now();
+            let now = self.clock.tick();
             ring.push(|place| ring::pack(place, now, node, what));
         }
     }
 
     /// Records a step of a command, without copying it.
     #[inline]
-    pub(crate) fn note_step(&self, node: NodeId, step: &Event) {
+    pub fn note_step(&self, node: NodeId, step: &Event) {
         if let Some(ring) = self.ring() {
-            let now = self.ticks.now();
+            let now = self.clock.tick();
             ring.push(|place| ring::pack_event(place, now, node, step));
         }
     }
@@ -199,7 +272,8 @@ impl Recorder {
         self.rings.get().into_iter().flatten().map_while(OnceLock::get)
     }
 
-    pub(crate) fn explain(&self, by: Coords, subject: &Subject, why: &str) {
+    /// Keeps the reason why a command has failed.
+    pub fn explain(&self, by: Coords, subject: &Subject, why: &str) {
         let mut reasons = lock(&self.reasons);
         let (next, last) = &mut *reasons;
         if last.len() >= REASONS {
@@ -210,7 +284,7 @@ impl Recorder {
     }
 
     /// Adds a reader. `switch` is called if it is the first one.
-    pub(crate) fn begin(self: &Arc<Self>, switch: Switch) -> Trace {
+    pub fn begin(self: &Arc<Self>, switch: Switch) -> Trace {
         let mut readers = lock(&self.readers);
         *readers += 1;
         if *readers == 1 {
@@ -226,7 +300,7 @@ impl Recorder {
 }
 
 /// Turns the recording of the nodes on and off.
-pub(crate) type Switch = Box<dyn Fn(bool) + Send>;
+pub type Switch = Box<dyn Fn(bool) + Send>;
 
 /// A trace of the commands of a machine, from its creation until it is dropped.
 pub struct Trace {
@@ -247,10 +321,8 @@ impl Trace {
     /// The events since the last call, in order, up to some milliseconds ago; with `all`, up to
     /// now.
     pub fn read(&mut self, all: bool) -> Vec<Record> {
-        let ticks = self.recorder.ticks;
         let rate = self.rate();
-        let settled = if all { 0 } else { (SETTLED_NS / rate) as u64 };
-        let until = ticks.now().saturating_sub(settled);
+        let until = self.recorder.clock.settled(rate);
         for (thread, ring) in self.recorder.rings().enumerate() {
             if self.cursors.len() <= thread {
                 self.cursors.push(0);
@@ -270,14 +342,14 @@ impl Trace {
         due.filter_map(|(thread, words)| ring::unpack(thread, &words, time)).collect()
     }
 
-    /// The time stamp of a record made now, in nanoseconds since 1970.
+    /// The time stamp of a record made now, like [`Record::time_ns`].
     pub fn now_ns(&mut self) -> u64 {
         let rate = self.rate();
-        self.recorder.time_ns(self.recorder.ticks.now(), rate)
+        self.recorder.time_ns(self.recorder.clock.now(), rate)
     }
 
     fn rate(&mut self) -> f64 {
-        *self.rate.get_or_insert_with(|| self.recorder.ticks.rate())
+        *self.rate.get_or_insert_with(|| self.recorder.clock.rate())
     }
 
     /// Reasons recorded since the last call.
@@ -307,3 +379,36 @@ impl Drop for Trace {
 
 // A record is one cache line, so that a step writes only one.
 const _: () = assert!(WORDS * 8 == 64);
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn events_of_one_modelled_time_keep_their_order() {
+        const THREADS: u16 = 5;
+        let time = Arc::new(AtomicU64::new(7_000_000));
+        let clock = Arc::clone(&time);
+        let recorder = Recorder::modelled(1000, move || clock.load(Relaxed));
+        let mut trace = recorder.begin(Box::new(|_| {}));
+        for vector in 0..THREADS {
+            // Each has a ring of its own.
+            thread::scope(|s| {
+                s.spawn(|| recorder.note(NodeId(3), &What::Interrupt(vector)));
+            });
+        }
+        // There may be more at the present time.
+        assert!(trace.read(false).is_empty());
+        time.store(8_000_000, Relaxed);
+        let seen = trace.read(false);
+        let vector = |record: &Record| match record.what {
+            What::Interrupt(vector) => vector,
+            _ => panic!("{record:?}"),
+        };
+        assert!(seen.iter().map(vector).eq(0..THREADS), "{seen:?}");
+        assert!(seen.iter().all(|record| record.time_ns == 1000 + 7000), "{seen:?}");
+        assert_eq!(trace.now_ns(), 1000 + 8000);
+    }
+}

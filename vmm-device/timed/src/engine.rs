@@ -11,7 +11,7 @@ use tofu_dma::DmaMemory;
 use tofu_fabric::{
     BadErrors, LinkErrors, ModelledLinks, NoSuchLink, Packet, PortCounters, Ps, TNIS, XbCounters,
 };
-use tofu_icc::{Body, CommandTiming, Config, Event, Host, Icc, Net, discard_rcode};
+use tofu_icc::{Body, CommandTiming, Config, Event, Host, Icc, Net, Subject, discard_rcode};
 use tofu_links::Parameters;
 use tofu_netmodel::{Arbiter, BadOption, Network, Options};
 use tofu_sync::lock;
@@ -55,6 +55,26 @@ pub struct EventEngine {
     channels: Vec<AtomicU64>,
     interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
     outside: OnceLock<(Ps, Box<Outside>)>,
+    observer: OnceLock<Box<dyn Observer>>,
+}
+
+/// Hears of what devices do, for traces: in the thread that executes an event or an access, one at a
+/// time. It must not call back, except for [`EventEngine::now`].
+pub trait Observer: Send + Sync {
+    /// As [`Host::observe`].
+    fn step(&self, node: NodeId, event: &Event);
+
+    /// As [`Host::explain`].
+    fn explain(&self, by: Coords, subject: &Subject, why: &str);
+
+    /// A device sends the message of a vector.
+    fn interrupt(&self, node: NodeId, vector: u16);
+
+    /// A guest accesses a register of BAR0.
+    fn access(&self, node: NodeId, offset: u64, write: bool);
+
+    /// As [`Host::stamp`].
+    fn stamp(&self) -> u64;
 }
 
 /// Takes what comes from outside the machine at a time. Returns the nodes that it comes to.
@@ -118,6 +138,7 @@ impl EventEngine {
                 channels: shape.iter().map(|_| AtomicU64::new(0)).collect(),
                 interrupt,
                 outside: OnceLock::new(),
+                observer: OnceLock::new(),
             }
         }))
     }
@@ -135,6 +156,18 @@ impl EventEngine {
     /// Counts the commands that nodes start from now on.
     pub fn count_commands(&self) {
         self.nodes.iter().for_each(|icc| icc.set_traced(true));
+    }
+
+    /// Has what devices do observed. Only the first call has an effect.
+    pub fn observe(&self, observer: Box<dyn Observer>) {
+        if self.observer.set(observer).is_ok() {
+            self.count_commands();
+        }
+    }
+
+    /// What observes devices.
+    pub(crate) fn observer(&self) -> Option<&dyn Observer> {
+        self.observer.get().map(|observer| &**observer)
     }
 
     /// Calls this when a link has failed by itself, because too little got through. It is called in
@@ -457,7 +490,12 @@ impl NodeHost {
 impl Host for NodeHost {
     fn interrupt(&self, vector: u16) {
         let node = self.node;
-        self.with(|engine| (engine.interrupt)(Interrupt { at: engine.now(), node, vector }));
+        self.with(|engine| {
+            if let Some(observer) = engine.observer() {
+                observer.interrupt(node, vector);
+            }
+            (engine.interrupt)(Interrupt { at: engine.now(), node, vector });
+        });
     }
 
     fn doorbell(&self, tni: TniId, doorbell: Doorbell) {
@@ -497,8 +535,26 @@ impl Host for NodeHost {
     }
 
     fn observe(&self, event: &Event) {
-        if let Event::Begun { .. } | Event::AtOnce { .. } = event {
-            self.with(|engine| engine.command_starts(self.node));
-        }
+        self.with(|engine| {
+            if let Event::Begun { .. } | Event::AtOnce { .. } = event {
+                engine.command_starts(self.node);
+            }
+            if let Some(observer) = engine.observer() {
+                observer.step(self.node, event);
+            }
+        });
+    }
+
+    fn explain(&self, subject: &Subject, why: &str) {
+        self.with(|engine| {
+            if let (Some(observer), Some(by)) = (engine.observer(), engine.shape.coords(self.node))
+            {
+                observer.explain(by, subject, why);
+            }
+        });
+    }
+
+    fn stamp(&self) -> u64 {
+        self.with(|engine| engine.observer().map(Observer::stamp)).unwrap_or(1)
     }
 }

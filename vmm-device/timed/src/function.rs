@@ -41,6 +41,12 @@ impl Function {
         self.coords
     }
 
+    fn note_access(&self, offset: u64, write: bool) {
+        if let Some(observer) = self.engine.observer() {
+            observer.access(self.node, offset, write);
+        }
+    }
+
     /// The controller.
     pub fn icc(&self) -> &Icc {
         self.engine.icc(self.node).expect("checked when this was made")
@@ -58,13 +64,17 @@ impl EndpointDevice for Function {
 
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         match bar {
-            REGISTER_BAR => self.icc().bar_read(offset, data),
+            REGISTER_BAR => {
+                self.note_access(offset, false);
+                self.icc().bar_read(offset, data);
+            }
             _ => data.fill(0xff),
         }
     }
 
     fn write(&self, bar: u8, offset: u64, data: &[u8]) {
         if bar == REGISTER_BAR {
+            self.note_access(offset, true);
             self.icc().bar_write(offset, data);
         }
     }

@@ -18,6 +18,6 @@ mod function;
 mod state;
 mod turns;
 
-pub use engine::{EventEngine, Interrupt, Outside};
+pub use engine::{EventEngine, Interrupt, Observer, Outside};
 pub use function::Function;
 pub use turns::{Away, Lateness, Outlook, Stuck, Turn, Turns};

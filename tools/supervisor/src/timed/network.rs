@@ -7,7 +7,7 @@ use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, ShardId, Shards}
 use tofu_icc::Icc;
 use tofu_inspect::{Inspect, Visit};
 use tofu_machine::capture::{Capture, CaptureConfig};
-use tofu_machine::trace::Trace;
+use tofu_machine::trace::{Recorder, Trace};
 use tofu_machine::{
     AnyNetwork, AnyNode, CableCounters, GuestPassed, Interconnect, Passed, Refused, Stands,
 };
@@ -20,6 +20,7 @@ use crate::timed::pace::{Pace, Paces};
 /// The network. It changes at boundaries of its time alone, see [`Outside`](super::outside::Outside).
 pub(super) struct TimedNetwork {
     pub(super) interconnect: Interconnect,
+    pub(super) recorder: Arc<Recorder>,
     /// Its links, which the engine has.
     pub(super) fabric: Arc<Fabric>,
     pub(super) functions: Vec<Arc<Function>>,
@@ -83,7 +84,8 @@ impl AnyNetwork for TimedNetwork {
     }
 
     fn trace(&self) -> Option<Trace> {
-        None
+        // Devices always report what they do.
+        Some(self.recorder.begin(Box::new(|_| {})))
     }
 
     fn node(&self, id: NodeId) -> Option<Arc<dyn AnyNode>> {

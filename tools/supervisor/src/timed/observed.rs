@@ -1,0 +1,58 @@
+//! What devices in modelled time do, for traces.
+
+use std::sync::Arc;
+
+use tofu_abi::Coords;
+use tofu_abi::topology::NodeId;
+use tofu_icc::{Event, Subject};
+use tofu_machine::trace::{Recorder, What};
+use tofu_timed::{EventEngine, Observer};
+
+/// When the clocks of guests begin, in nanoseconds since 1970: on 1 January 2026, as QEMU is told.
+const EPOCH_NS: u64 = 1_767_225_600_000_000_000;
+
+/// Records what devices do while there is a trace.
+struct Observed(Arc<Recorder>);
+
+/// Has what the devices of an engine do recorded.
+pub(super) fn observe(engine: &Arc<EventEngine>) -> Arc<Recorder> {
+    let clock = Arc::downgrade(engine);
+    let now = move || clock.upgrade().map_or(0, |engine| engine.now());
+    let recorder = Recorder::modelled(EPOCH_NS, now);
+    engine.observe(Box::new(Observed(Arc::clone(&recorder))));
+    recorder
+}
+
+impl Observed {
+    fn note(&self, node: NodeId, what: What) {
+        if self.0.is_on() {
+            self.0.note(node, &what);
+        }
+    }
+}
+
+impl Observer for Observed {
+    fn step(&self, node: NodeId, event: &Event) {
+        if self.0.is_on() {
+            self.0.note_step(node, event);
+        }
+    }
+
+    fn explain(&self, by: Coords, subject: &Subject, why: &str) {
+        if self.0.is_on() {
+            self.0.explain(by, subject, why);
+        }
+    }
+
+    fn access(&self, node: NodeId, offset: u64, write: bool) {
+        self.note(node, What::Access { offset, write });
+    }
+
+    fn interrupt(&self, node: NodeId, vector: u16) {
+        self.note(node, What::Interrupt(vector));
+    }
+
+    fn stamp(&self) -> u64 {
+        self.0.stamp()
+    }
+}
