@@ -18,6 +18,10 @@
 //! ([`wire::IsolatedRequest`]), which opens queues, writes tables and registers, and maps memory
 //! ([`IsolatedDevice`]).
 //!
+//! Other ways to isolate programs do not work: with a descriptor of the container they could unmap
+//! others' memory, an address space for each job needs PASIDs, which the device does not have, VFIO
+//! gives a page of doorbells only with all others, and copies of payload are not one-sided.
+//!
 //! `tofu run --local` is a broker, too, for ranks that share a control queue. Each of them has
 //! mapped its memory for the device itself, and has rings that the broker serves.
 //!

@@ -1,4 +1,11 @@
 //! Templates of nodes: made from a node that boots without a device and without a name.
+//!
+//! The node boots with the word `tofu.template`, on which init leaves out what needs a device or a
+//! name. A clone loads QEMU's state of its devices over a copy of the memory, plugs the device into
+//! a root port, and gives the agent its name. Two other ways do not work: with a private mapping of
+//! the template's memory (`share=off`) QEMU passes the template's own descriptor to the device,
+//! whose writes then change the template; and QEMU does not save the state of a device that is
+//! present when a node is saved.
 
 use std::collections::BTreeMap;
 use std::fs;

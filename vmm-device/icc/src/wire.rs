@@ -1,4 +1,8 @@
 //! Bodies of packets as bytes, for cables between processes.
+//!
+//! They are encoded by hand: ids, sizes, and a class that does not match the body are refused where
+//! they are read, and the data of a Put goes from the sender's memory into the message without
+//! another copy. A derived format would decode plain numbers, which a second pass had to check.
 
 use tofu_abi::barrier::OpType;
 use tofu_abi::desc::{ArmwOp, Header2};

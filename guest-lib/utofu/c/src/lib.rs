@@ -5,6 +5,9 @@
 //! the source of the process's device (`backend`). Null pointers, handles of VCQs that do not exist
 //! and values out of range are detected. Beyond that, a C caller guarantees as usual that a pointer
 //! which is not null points to what its type says.
+//!
+//! The headers are written by hand: they are the contract with users, and must not follow a change
+//! of this code. Tests compare their functions with those that the library exports.
 
 mod api;
 mod backend;
