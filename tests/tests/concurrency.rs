@@ -1,4 +1,28 @@
 //! A machine with engine threads, driven by several threads at once.
+//!
+//! Some of these are litmus tests of the memory that driver and device share: threads that share
+//! nothing else, none of which may see a stale word. They matter on processors that do not keep the
+//! order of stores and of loads, such as Arm's.
+//!
+//! - Commands (TOQ), `commands_are_read_as_posted`: `Rings::write_order` stores three words,
+//!   then the one with the flip bit (release). `DmaMemory::load_entry` loads that word first
+//!   (each acquires).
+//! - Completions (TCQ), the same test: one word, by `DmaMemory::store` (release) and
+//!   `Rings::load_tcq` (acquire).
+//! - Arrivals (MRQ), `notice_never_precedes_its_data`: `DmaMemory::store_entry` stores the word
+//!   with the flip bit last (each releases). It is loaded first (acquire), then the others.
+//! - Tables (STags, pages), `promised_tables_and_data_are_there`: the word with the valid bit is
+//!   stored last (release); `DmaMemory::load` acquires.
+//! - Data of a Put, the same test and `ordered_put_shows_its_last_word_last`: it is copied
+//!   before its completion is stored, with strong ordering the last bytes behind a fence, and
+//!   read after the completion.
+//! - Asking for an interrupt (`Arm::ask`) and marks of TNW, `every_wait_is_woken`: a store, a
+//!   fence (sequentially consistent), a load, and the same the other way round.
+//! - Registers that are mapped, doorbells in all of these: a release fence before each write, an
+//!   acquire fence after each read.
+//! - Notices of gates, the sums of `tofu-collective`'s groups: the values are stored, then the
+//!   status by `DmaMemory::store` (release). The status is loaded first (acquire), then the
+//!   values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

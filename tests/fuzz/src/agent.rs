@@ -1,4 +1,7 @@
 //! Messages between a node's agent and the host: any bytes in either direction.
+//!
+//! A message that is read can be sent. Messages that wait for a slow client are merged without
+//! loss.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

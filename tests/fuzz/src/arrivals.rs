@@ -1,4 +1,6 @@
 //! Any packet that a peer at the other end of a cable could send.
+//!
+//! There is one answer for each request, and the device still releases its memory when reset.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Any settings of barrier gates and channels of two nodes, and any rounds that they start, while
 //! two other nodes synchronise.
+//!
+//! Rounds of the other two end with the right sum, and notices go to notice areas only.
 
 use std::ops::Range;
 

@@ -1,5 +1,8 @@
 //! Any message from a peer over a cable, to a shard of a machine with a device, whose queue, packet
 //! queue and barrier channel are open.
+//!
+//! There is one answer or report at most for a message, and none for one that is refused; links
+//! stay up. Units of TNW that no shard sends are refused and counted.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,7 @@
 //! Any descriptor, queued or direct, on a queue that is set up correctly.
+//!
+//! Only memory that tables offer for writing, and the rings, may change. The trace of each input
+//! has an end for each command that begins, once, and its sums match the counters.
 
 use std::ops::Range;
 

@@ -1,4 +1,7 @@
 //! Any packets and frames at a node's IP link.
+//!
+//! A received frame has the address of the node that it came from. Answers and relayed packets are
+//! few, and no buffer is lost.
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::topology::{NodeId, Shape};

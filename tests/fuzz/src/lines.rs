@@ -1,4 +1,6 @@
 //! Lines of a machine's control socket: requests of a client, and replies of a shard.
+//!
+//! A message that is read can be sent, as one line.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,4 +1,7 @@
 //! Any reports of dead links at a node, in the name of any node.
+//!
+//! No node is heard in another one's name, few reports are passed on, and a packet is tried a
+//! bounded number of times.
 
 use std::collections::BTreeMap;
 

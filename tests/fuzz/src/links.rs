@@ -1,4 +1,7 @@
 //! Any bytes on the lanes of a link, and anything from its other end.
+//!
+//! Unchanged slices make their frame, only the next frame is taken in, and credit never exceeds the
+//! queue.
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::frame::RoutingHeader;

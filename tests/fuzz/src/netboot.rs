@@ -1,4 +1,7 @@
 //! Any messages at both ends of a network boot, and any image.
+//!
+//! There is one answer at most for a question, with the right bytes. A file that is accepted is the
+//! right one, and nothing is placed outside of memory.
 
 use std::sync::Arc;
 

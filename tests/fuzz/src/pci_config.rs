@@ -1,4 +1,6 @@
 //! Any configuration access, MSI-X tables included, while interrupts arrive.
+//!
+//! Ids, capability lists and the alignment of BARs stay, and nothing is written to memory.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
 //! Any access to any register of two nodes, with time passing in between.
+//!
+//! Transfers of the bystanders stay correct, and their other memory does not change.
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::pci;

@@ -1,4 +1,7 @@
 //! Any translation tables, checked by an independent translation.
+//!
+//! The second implementation says which bytes may change, and whether the command succeeds; its
+//! data is right. The trace of each input matches the counters, too.
 
 use std::ops::Range;
 

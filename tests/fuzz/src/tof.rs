@@ -1,6 +1,9 @@
 //! Any arguments of the ioctls of `/proc/tofu`, through the code by which the kernel driver checks
 //! them (`tofu_abi::tof`). What it does with them afterwards is tested in nodes, by the driver's
 //! own tests, one of which makes random calls.
+//!
+//! Accepted arguments name queues, gates, ports, registers and nodes that exist, and an STag's
+//! entries lie in its memory.
 
 use arbitrary::{Result, Unstructured};
 use tofu_abi::generation::Description;

@@ -1,4 +1,6 @@
 //! Messages of processes to `tofud`, which shares a node's device among them.
+//!
+//! Each process is served or dropped, and the device is released when all have gone.
 
 use std::fs::File;
 use std::io;

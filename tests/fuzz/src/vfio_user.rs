@@ -1,4 +1,7 @@
 //! Any stream of messages and descriptors from a vfio-user client.
+//!
+//! The device is reset, the next client is served, answers are well formed, and the neighbour's
+//! memory stays as it is.
 
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, Read, Write};

@@ -1,5 +1,10 @@
 //! In the place of the monitor, on hosts whose processors it runs no guests on: the same names, of
 //! which nothing can be made.
+//!
+//! KVM on arm64 would be a third module (`Vm`, `Windows`, `Slot`, `Outcome`). It needs the GICv3
+//! with its ITS for MSI-X (`KVM_DEV_TYPE_ARM_VGIC_ITS`; `KVM_SIGNAL_MSI` with the device's number),
+//! PSCI instead of INIT and SIPI, a device tree instead of ACPI and the zero page, PL011 instead of
+//! ports, and small guests for arm64.
 #![expect(missing_docs, reason = "each method is the monitor's of that name")]
 
 use std::convert::Infallible;

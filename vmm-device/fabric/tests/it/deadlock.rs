@@ -1,11 +1,30 @@
 //! Freedom from deadlock: the graph that shows which channel waits for which other one has no
 //! cycle.
 //!
-//! A channel is a virtual channel of a link in one direction. A packet that holds one
-//! waits for the next channel of its route. A request at its target holds its last channel until
-//! the target has taken it in, and the target may first need to send a response. So the target's
-//! interface is in the graph too, after the requests that end there and before the responses that
-//! begin there.
+//! A channel is a virtual channel of a link in one direction. A packet that holds one waits for
+//! the next channel of its route. A request at its target holds its last channel until the target
+//! has taken it in, and the target may first need to send a response. So the target's interface is
+//! in the graph too, after the requests that end there and before the responses that begin there.
+//! If no chain of waits closes to a cycle, some packet can always move (Dally and Seitz, 1987).
+//! None closes, because channels can be ranked so that ranks rise along every route:
+//!
+//! - *Legs.* Number the legs of a route: B, C, A of stage 1 (0 to 2), X, Y, Z (3 to 5), A, C, B of
+//!   stage 3 (6 to 8). A channel belongs to one leg only: the VC tells apart the legs on A, B and
+//!   C, the axis those on X, Y and Z. A route visits legs in rising order.
+//! - *Within a leg.* On A, B and C a leg is a single hop. On X, Y and Z, number the nodes 0 to
+//!   n - 1 in the direction of travel. The first VC of the link out of node i gets the rank i, the
+//!   second VC the rank n + ((i + 1) mod n). A packet on the first VC passes rising i and never
+//!   the date line, which is the link out of node n - 1. When it changes to the second VC, it goes
+//!   to rank n or above: it has either crossed the date line, which has the lowest of these ranks,
+//!   n, or it is on its last hop. After crossing, it continues through rising ranks. No way leads
+//!   once round the ring, so the packet never reaches the date line again.
+//! - *Between classes.* A target may hold a request until it has sent a response; it takes in
+//!   responses without waiting for anything. System packets are on the requests' channels, but a
+//!   target takes them in or throws them away without waiting for anything. Requests and responses
+//!   share no channel.
+//!
+//! Leg and rank depend on the channel alone, and nothing in this depends on the other axes'
+//! lengths, so it holds for every shape.
 
 use proptest::prelude::*;
 use tofu_abi::{Coords, Path};
