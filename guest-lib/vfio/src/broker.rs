@@ -5,8 +5,8 @@
 //! which process has which control queues and device addresses. From then on a process maps the
 //! registers, maps its memory, and opens its queues itself, without the broker. When a process
 //! ends, in whatever way, its connection ends. The broker then stops its queues, takes its memory
-//! from the device, and can give both to other processes. Any holder of a container may unmap memory
-//! since Linux 6.0; the pages stay pinned until then.
+//! from the device, and can give both to other processes. Any holder of a container may unmap
+//! memory since Linux 6.0; the pages stay pinned until then.
 //!
 //! The node's network is one of the processes, with the packet interface of a TNI
 //! ([`Broker::join_packets`]). It yields to a process that wants the device alone
