@@ -11,7 +11,7 @@ use tofu_spec::faults::FaultSpec;
 
 use crate::link_errors::LinkErrorSpec;
 
-/// What has changed, for those who follow the events of the machine: of a node, or of the whole.
+/// A change that was made, for followers of events: of a node, or of the whole machine.
 pub(crate) type Changed = (Option<NodeId>, EventKind);
 
 /// Changes a network as a request asks. Returns what has changed. Guests are not affected.

@@ -165,7 +165,7 @@ impl EventEngine {
         }
     }
 
-    /// What observes devices.
+    /// The observer of devices.
     pub(crate) fn observer(&self) -> Option<&dyn Observer> {
         self.observer.get().map(|observer| &**observer)
     }

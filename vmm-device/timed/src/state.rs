@@ -83,7 +83,7 @@ pub(crate) struct State {
     buses: Vec<BusLine>,
     packets: Vec<Option<InFlight>>,
     free: Vec<usize>,
-    /// What may make links lose packets, by the lower one of their ends.
+    /// Links that may lose packets, each by the lower one of its ends.
     wrong: BTreeSet<(NodeId, Port, Wrong)>,
     /// Hears of links that have failed by themselves.
     pub(crate) failed: Option<LinkFailed>,
@@ -91,7 +91,7 @@ pub(crate) struct State {
 
 type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
 
-/// Why a link may lose packets.
+/// The reason why a link may lose packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Wrong {
     /// It is down.

@@ -122,7 +122,7 @@ fn outside_comes_at_each_period_and_bounds_all_nodes() {
     assert_eq!(times, [1, 2, 3].map(|n| now + n * period));
 }
 
-/// What happens to a machine of six nodes.
+/// An event in the life of a machine of six nodes.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     /// A node sends a packet of so many bytes to the one so many ahead.

@@ -1,4 +1,4 @@
-//! What devices in modelled time do, for traces.
+//! Records of what devices in modelled time do, for traces.
 
 use std::sync::Arc;
 

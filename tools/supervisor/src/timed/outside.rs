@@ -1,5 +1,5 @@
-//! What comes to a machine in modelled time from outside: input of consoles and agents, and changes
-//! of the network.
+//! Input of a machine in modelled time from outside: to consoles and agents, and changes of the
+//! network.
 //!
 //! The host has input at times that are its own. A guest gets it at a boundary, each millisecond of
 //! the machine's time. So a run depends on nothing of the host but the boundaries at which input
@@ -40,7 +40,7 @@ const PIECE: usize = 16 << 10;
 const VERSION: u32 = 1;
 /// The most changes that wait for a boundary.
 const MOST_CHANGES: usize = 1024;
-/// How long a command waits for the boundary at which its change comes.
+/// The time that a command waits for the boundary at which its change comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The ports of a guest, in their order.
@@ -151,7 +151,7 @@ impl Record {
     }
 }
 
-/// What comes to the guests and the network.
+/// The input of the guests and the network.
 pub(super) struct Outside {
     nodes: Vec<(NodeId, Coords)>,
     between: Arc<Between>,
