@@ -216,6 +216,10 @@ fn nodes_in_modelled_time_measure_the_machine() {
     assert_eq!(time["time"]["ns_per_instruction"], 1.0, "{time}");
     let guests = time["time"]["guests"].as_array().unwrap();
     assert!(guests.iter().all(|guest| guest["accesses"].as_u64().unwrap() > 100), "{time}");
+    // Its commands are in flight for a part of the time in which a guest is awake.
+    let times = |guest: &Value| ["in_flight_ns", "awake_ns"].map(|of| guest[of].as_u64().unwrap());
+    let is_part = |[in_flight, awake]: [u64; 2]| in_flight > 10_000 && in_flight < awake;
+    assert!(guests.iter().map(times).all(is_part), "{time}");
     for (command, why) in [
         (&["fault", "set", "loss=1%"][..], "no faults of packets or devices in modelled time"),
         (&["capture", "0"], "a machine in modelled time has no captures so far"),

@@ -29,7 +29,7 @@ fn time(place: &Place) -> Value {
 }
 
 /// Traces the Puts of both nodes from now on.
-fn trace(place: &Place) -> Running {
+fn begin_trace(place: &Place) -> Running {
     let trace = place.start(&["trace", "--kind", "put", "--json"]);
     // It has told the machine by then.
     thread::sleep(Duration::from_secs(2));
@@ -83,7 +83,7 @@ fn a_replay_stops_at_the_same_state() {
     let record = place.file("input.jsonl");
     up(&place, &["--record", &record]);
     let before = time(&place)["guests"][0]["commands"].as_u64().unwrap();
-    let trace = trace(&place);
+    let trace = begin_trace(&place);
     let recorded = place.run_for(&talk("count=100"), LONG, b"").ok();
     let first_trace = traced(trace);
     let after = time(&place)["guests"][0]["commands"].as_u64().unwrap();
@@ -115,7 +115,7 @@ fn a_replay_stops_at_the_same_state() {
     let (stands, _, again) = state(&place);
     is_same(&(stands, text.clone(), again), &first);
     // And to the end of the program, with the same commands at the same times.
-    let trace = trace(&place);
+    let trace = begin_trace(&place);
     place.run(&["time", "--go-on"]).ok();
     assert_eq!(place.run_for(&talk("count=100"), LONG, b"").ok(), recorded);
     let rest = traced(trace);

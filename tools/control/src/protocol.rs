@@ -3,6 +3,7 @@
 //! The manual describes them for other programs in docs/src/reference/control.md. A test of
 //! `tools/tofu` checks the examples there.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -482,6 +483,61 @@ pub struct GuestTimeInfo {
     /// The commands that its device has started.
     #[serde(default)]
     pub commands: u64,
+    /// Modelled nanoseconds in which any of them was in flight.
+    #[serde(default)]
+    pub in_flight_ns: u64,
+    /// The ports at which packets have waited for credits, and for how many modelled nanoseconds.
+    #[serde(default)]
+    pub waited_ns: BTreeMap<String, u64>,
+}
+
+impl TimeInfo {
+    /// A line for each guest: its time since an earlier state of the machine.
+    pub fn since(&self, before: Option<&Self>) -> impl Iterator<Item = String> {
+        let earlier = move |guest: &GuestTimeInfo| {
+            let mut all = before.into_iter().flat_map(|before| &before.guests);
+            all.find(|before| before.node == guest.node)
+        };
+        self.guests.iter().map(move |guest| guest.since(earlier(guest)).to_string())
+    }
+}
+
+impl GuestTimeInfo {
+    /// The time since an earlier state.
+    fn since(&self, before: Option<&Self>) -> Self {
+        let Some(before) = before else { return self.clone() };
+        let waited = self.waited_ns.iter().filter_map(|(port, ns)| {
+            let since = ns.saturating_sub(before.waited_ns.get(port).copied().unwrap_or(0));
+            (since > 0).then(|| (port.clone(), since))
+        });
+        Self {
+            awake_ns: self.awake_ns.saturating_sub(before.awake_ns),
+            in_flight_ns: self.in_flight_ns.saturating_sub(before.in_flight_ns),
+            commands: self.commands.saturating_sub(before.commands),
+            waited_ns: waited.collect(),
+            ..self.clone()
+        }
+    }
+
+    /// The port at which packets have waited longest, and for how many modelled nanoseconds.
+    pub fn longest_wait(&self) -> Option<(&str, u64)> {
+        let longest = self.waited_ns.iter().max_by_key(|(_, ns)| **ns)?;
+        Some((longest.0, *longest.1))
+    }
+}
+
+impl fmt::Display for GuestTimeInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let Self { awake_ns, commands, in_flight_ns, .. } = self;
+        let at = Coords::from_array(self.at);
+        write!(f, "node {at}: awake {:.3} ms, {commands} commands, ", ms(*awake_ns))?;
+        write!(f, "in flight {:.3} ms", ms(*in_flight_ns))?;
+        match self.longest_wait() {
+            Some((port, ns)) => write!(f, ", waited {:.3} ms at link {port}", ms(ns)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A shard of a machine as `tofu ps` shows it.
@@ -846,4 +902,55 @@ pub enum EventKind {
     TimeGoesOn,
     /// The machine ends.
     Down,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(
+        node: u32,
+        [awake_ns, in_flight_ns]: [u64; 2],
+        waited: &[(&str, u64)],
+    ) -> GuestTimeInfo {
+        let waited_ns = waited.iter().map(|(port, ns)| ((*port).to_owned(), *ns)).collect();
+        GuestTimeInfo {
+            node,
+            at: [node as u8, 0, 0, 0, 0, 0],
+            awake_ns,
+            host_ns: 1,
+            steps: 2,
+            accesses: 3,
+            commands: awake_ns / 1_000_000,
+            in_flight_ns,
+            waited_ns,
+        }
+    }
+
+    fn time(guests: Vec<GuestTimeInfo>) -> TimeInfo {
+        TimeInfo {
+            modelled_ns: 0,
+            ns_per_instruction: 1.0,
+            late: 0,
+            late_most_ns: 0,
+            guests,
+            stands: None,
+        }
+    }
+
+    #[test]
+    fn times_of_guests_count_from_an_earlier_state() {
+        let before = time(vec![guest(0, [5_000_000, 1_000_000], &[("A", 400_000), ("X+", 9)])]);
+        let waits = [("A", 500_000), ("X+", 200_009)];
+        let now =
+            time(vec![guest(0, [7_000_000, 1_500_000], &waits), guest(1, [3_000_000, 0], &[])]);
+        let lines: Vec<_> = now.since(Some(&before)).collect();
+        let of_first = "node (0,0,0,0,0,0): awake 2.000 ms, 2 commands, in flight 0.500 ms, \
+             waited 0.200 ms at link X+";
+        // It was not there before.
+        let of_second = "node (1,0,0,0,0,0): awake 3.000 ms, 3 commands, in flight 0.000 ms";
+        assert_eq!(lines, [of_first, of_second]);
+        assert_eq!(now.guests[0].longest_wait(), Some(("A", 500_000)));
+        assert_eq!(now.guests[1].longest_wait(), None);
+    }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tofu_abi::Coords;
-use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo};
+use tofu_control::protocol::{JobInfo, MachineInfo, NodeInfo, TimeInfo};
 use tofu_control::{MachineName, find_machine, info, present};
 use tofu_fabric::{NodeId, Shape};
 use tofu_image::Arch;
@@ -204,6 +204,9 @@ impl Machine {
         if let Some(time) = info(&self.control).ok().and_then(|info| info.time) {
             let host = own.started.elapsed().as_secs_f64();
             tofu_ui::tell!("tofu: {}; the host took {host:.1} s", time.summary());
+            for line in time.since(own.ready.as_deref()) {
+                tofu_ui::tell!("tofu: {line}");
+            }
         }
     }
 
@@ -270,6 +273,14 @@ struct Own {
     talks: bool,
     /// True once modelled time stands still, where it was to stop. The process has ended then.
     stands: Arc<AtomicBool>,
+    /// The time of the guests when they were ready, if it is modelled.
+    ready: Option<Box<TimeInfo>>,
+}
+
+/// Returns the time of a machine, if it is there and in modelled time.
+fn time_of(name: &MachineName) -> Option<Box<TimeInfo>> {
+    let (_, control) = find_machine(Some(name)).ok()?;
+    info(&control).ok()?.time
 }
 
 impl Own {
@@ -334,7 +345,7 @@ impl Own {
             tofu_ui::tell!("tofu: starting a machine {shape} of Linux nodes for this run");
         }
         let (started, stands) = (Instant::now(), Arc::default());
-        Ok((Self { child, started, talks: !spec.json, stands }, name))
+        Ok((Self { child, started, talks: !spec.json, stands, ready: None }, name))
     }
 
     /// Waits until all nodes are ready. Returns an exit code if that fails.
@@ -344,7 +355,7 @@ impl Own {
         let mut output = BufReader::new(stdout);
         let reader = thread::Builder::new().name("machine".into());
         let (stands, process) = (Arc::clone(&self.stands), Pid::from_child(&self.child));
-        let name = name.clone();
+        let machine = name.clone();
         let reading = reader.spawn(move || {
             let mut line = String::new();
             while let Ok(1..) = (&mut output).take(1 << 16).read_line(&mut line) {
@@ -355,9 +366,7 @@ impl Own {
                     stands.store(true, SeqCst);
                     let text = event["text"].as_str().unwrap_or_default();
                     tofu_ui::tell!("tofu: {text}; the run ends here (--until)");
-                    let found = find_machine(Some(&name)).ok();
-                    let time = found.and_then(|(_, control)| info(&control).ok()?.time);
-                    if let Some(time) = time {
+                    if let Some(time) = time_of(&machine) {
                         tofu_ui::tell!("tofu: {}", time.summary());
                     }
                     // It may have ended by itself.
@@ -383,6 +392,7 @@ impl Own {
                             let seconds = self.started.elapsed().as_secs_f64();
                             tofu_ui::tell!("tofu: ready after {seconds:.1} s");
                         }
+                        self.ready = time_of(name);
                         return Ok(Ok(self));
                     }
                 }

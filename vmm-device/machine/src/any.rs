@@ -112,6 +112,8 @@ pub struct GuestPassed {
     pub accesses: u64,
     /// The commands that its device has started.
     pub commands: u64,
+    /// Modelled nanoseconds in which any of them was in flight.
+    pub in_flight_ns: u64,
 }
 
 /// The network of a machine with devices of any kind, for reading and changing it. It may outlive

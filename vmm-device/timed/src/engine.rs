@@ -51,6 +51,8 @@ pub struct EventEngine {
     /// The number of commands that each node has started, once they are counted.
     commands: Vec<AtomicU64>,
     awaited: OnceLock<Awaited>,
+    /// How long commands of each node have been in flight.
+    flights: Vec<Mutex<Flights>>,
     /// The number of barrier channels that are in use at each node.
     channels: Vec<AtomicU64>,
     interrupt: Box<dyn Fn(Interrupt) + Send + Sync>,
@@ -79,6 +81,40 @@ pub trait Observer: Send + Sync {
 
 /// Takes what comes from outside the machine at a time. Returns the nodes that it comes to.
 pub type Outside = dyn Fn(Ps) -> Vec<NodeId> + Send + Sync;
+
+/// The commands of a node that are in flight, once they are counted.
+#[derive(Clone, Copy, Default)]
+struct Flights {
+    count: u64,
+    /// When the first of them began.
+    since: Ps,
+    /// The time in which there were any, up to then.
+    before: Ps,
+}
+
+impl Flights {
+    fn begin(&mut self, now: Ps) {
+        if self.count == 0 {
+            self.since = now;
+        }
+        self.count += 1;
+    }
+
+    /// Ends some of them.
+    fn end(&mut self, count: u64, now: Ps) {
+        let left = self.count.saturating_sub(count);
+        if left == 0 {
+            self.before = self.time(now);
+        }
+        self.count = left;
+    }
+
+    /// The time in which there were any.
+    const fn time(&self, now: Ps) -> Ps {
+        let present = if self.count > 0 { now.saturating_sub(self.since) } else { 0 };
+        self.before.saturating_add(present)
+    }
+}
 
 /// A command of a node that is waited for.
 struct Awaited {
@@ -135,6 +171,7 @@ impl EventEngine {
                 active: shape.iter().map(|_| OnceLock::new()).collect(),
                 commands: shape.iter().map(|_| AtomicU64::new(0)).collect(),
                 awaited: OnceLock::new(),
+                flights: shape.iter().map(|_| Mutex::default()).collect(),
                 channels: shape.iter().map(|_| AtomicU64::new(0)).collect(),
                 interrupt,
                 outside: OnceLock::new(),
@@ -179,6 +216,20 @@ impl EventEngine {
     /// The number of commands that a node has started, if they are [counted](Self::count_commands).
     pub fn commands(&self, node: NodeId) -> u64 {
         self.commands.get(node.index()).map_or(0, |commands| commands.load(SeqCst))
+    }
+
+    /// The time in which any command of a node was in flight, if they are
+    /// [counted](Self::count_commands): from when its descriptor is read until its notice is
+    /// written.
+    pub fn in_flight(&self, node: NodeId) -> Ps {
+        self.flights.get(node.index()).map_or(0, |flights| lock(flights).time(self.now()))
+    }
+
+    /// Notes that a node's device is reset, with all of its commands.
+    pub(crate) fn reset(&self, node: NodeId) {
+        if let Some(flights) = self.flights.get(node.index()) {
+            lock(flights).end(u64::MAX, self.now());
+        }
     }
 
     /// Notes when a node starts the command of this number, counted from 1. Only the first call has
@@ -536,8 +587,17 @@ impl Host for NodeHost {
 
     fn observe(&self, event: &Event) {
         self.with(|engine| {
-            if let Event::Begun { .. } | Event::AtOnce { .. } = event {
-                engine.command_starts(self.node);
+            let flights = engine.flights.get(self.node.index());
+            match event {
+                Event::Begun { .. } => {
+                    engine.command_starts(self.node);
+                    flights.inspect(|flights| lock(flights).begin(engine.now()));
+                }
+                Event::AtOnce { .. } => engine.command_starts(self.node),
+                Event::Ended { .. } => {
+                    flights.inspect(|flights| lock(flights).end(1, engine.now()));
+                }
+                Event::Served { .. } | Event::Answered { .. } => {}
             }
             if let Some(observer) = engine.observer() {
                 observer.step(self.node, event);
@@ -556,5 +616,27 @@ impl Host for NodeHost {
 
     fn stamp(&self) -> u64 {
         self.with(|engine| engine.observer().map(Observer::stamp)).unwrap_or(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_of_commands_in_flight_is_counted_once() {
+        let mut flights = Flights::default();
+        flights.begin(100);
+        flights.begin(150);
+        assert_eq!(flights.time(160), 60);
+        flights.end(1, 170);
+        flights.end(1, 200);
+        assert_eq!((flights.time(200), flights.time(900)), (100, 100));
+        // A command that a reset has ended before.
+        flights.end(1, 950);
+        flights.begin(1000);
+        flights.begin(1001);
+        flights.end(u64::MAX, 1010);
+        assert_eq!(flights.time(2000), 110);
     }
 }

@@ -82,6 +82,7 @@ impl EndpointDevice for Function {
     fn reset_device(&self) {
         self.icc().set_bus_master(false);
         self.icc().reset();
+        self.engine.reset(self.node);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Requests with one answer, which this process can give itself.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use tofu_control::protocol::{
     ShardState, TimeInfo,
 };
 use tofu_control::{PING, node_name};
-use tofu_fabric::NodeId;
+use tofu_fabric::{Fabric, NodeId, Port};
 use tofu_gateway::Connector;
 use tofu_machine::GuestPassed;
 
@@ -170,11 +171,21 @@ fn go_on(registry: &Registry, until: Option<u64>) -> anyhow::Result<()> {
 
 /// The time of a machine in modelled time.
 fn time(registry: &Registry) -> Option<Box<TimeInfo>> {
-    let passed = registry.running()?.passed()?;
+    let network = registry.running()?;
+    let passed = network.passed()?;
     let of_guest = |guest: GuestPassed| {
-        let GuestPassed { node, awake_ns, host_ns, steps, accesses, commands } = guest;
-        let at = registry.network.shape.coords(node)?.to_array();
-        Some(GuestTimeInfo { node: node.0, at, awake_ns, host_ns, steps, accesses, commands })
+        let node = guest.node;
+        Some(GuestTimeInfo {
+            node: node.0,
+            at: registry.network.shape.coords(node)?.to_array(),
+            awake_ns: guest.awake_ns,
+            host_ns: guest.host_ns,
+            steps: guest.steps,
+            accesses: guest.accesses,
+            commands: guest.commands,
+            in_flight_ns: guest.in_flight_ns,
+            waited_ns: waited(network.fabric(), node),
+        })
     };
     Some(Box::new(TimeInfo {
         modelled_ns: passed.ns,
@@ -184,6 +195,18 @@ fn time(registry: &Registry) -> Option<Box<TimeInfo>> {
         guests: passed.guests.into_iter().filter_map(of_guest).collect(),
         stands: passed.stands.as_ref().map(until::info),
     }))
+}
+
+/// The ports of a node at which packets have waited for credits, and for how many modelled
+/// nanoseconds.
+fn waited(fabric: &Fabric, node: NodeId) -> BTreeMap<String, u64> {
+    let Some(parameters) = fabric.parameters() else { return BTreeMap::new() };
+    let of_port = |port: Port| {
+        let cycles: u64 = fabric.port_counters(node, port)?.zero_credit.iter().sum();
+        let ns = cycles.saturating_mul(parameters.cycle_ps()) / 1000;
+        (ns > 0).then(|| (port.name().to_owned(), ns))
+    };
+    Port::ALL.into_iter().filter_map(of_port).collect()
 }
 
 /// Describes the nodes without Linux.

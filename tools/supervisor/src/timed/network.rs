@@ -41,7 +41,8 @@ impl TimedNetwork {
 
     fn of_guest(&self, pace: &Pace) -> GuestPassed {
         let commands = self.engine.commands(pace.node);
-        GuestPassed { commands, ..pace.passed(&self.between) }
+        let in_flight_ns = self.engine.in_flight(pace.node) / 1000;
+        GuestPassed { commands, in_flight_ns, ..pace.passed(&self.between) }
     }
 }
 

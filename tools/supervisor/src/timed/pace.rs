@@ -101,7 +101,8 @@ impl Pace {
             (steps.saturating_add(own), host.saturating_sub(Duration::from_nanos(waited)));
         let host_ns = u64::try_from(host.as_nanos()).unwrap_or(u64::MAX);
         let awake_ns = awake / 1000;
-        GuestPassed { node: self.node, awake_ns, host_ns, steps, accesses, commands: 0 }
+        let node = self.node;
+        GuestPassed { node, awake_ns, host_ns, steps, accesses, commands: 0, in_flight_ns: 0 }
     }
 
     /// Takes the connection of a plugin. Returns false if the machine ends.

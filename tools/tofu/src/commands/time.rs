@@ -25,9 +25,10 @@ const STOPS: Duration = Duration::from_secs(30);
 ///
 /// Prints how much modelled time has passed, how long the host took for it, and of each guest: the
 /// modelled time in which it was awake, the host's time in which it ran, how often it stopped to
-/// ask how far it may run, its accesses to the device, and the commands that its device has
-/// started. The guest that was awake longest is marked: the others waited for it. If time stands
-/// still, as `tofu up --until` says, it can continue.
+/// ask how far it may run, its accesses to the device, the commands that its device has started,
+/// the modelled time in which any of them was in flight, and the link of its node at which packets
+/// waited longest for room at the other end. The guest that was awake longest is marked: the others
+/// waited for it. If time stands still, as `tofu up --until` says, it can continue.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TimeArgs {
     /// The machine; not needed if only one runs
@@ -121,9 +122,23 @@ pub(crate) fn run(args: &TimeArgs) -> anyhow::Result<u8> {
             guest.steps.to_string(),
             guest.accesses.to_string(),
             guest.commands.to_string(),
+            seconds(guest.in_flight_ns),
+            guest
+                .longest_wait()
+                .map_or_else(String::new, |(port, ns)| format!("{port} {}", seconds(ns))),
         ]
     });
-    let head = ["index", "node", "awake s", "host s", "steps", "accesses", "commands"];
-    write!(out, "{}", table(&head, &[0, 3, 4, 5, 6], rows))?;
+    let head = [
+        "index",
+        "node",
+        "awake s",
+        "host s",
+        "steps",
+        "accesses",
+        "commands",
+        "in flight s",
+        "waited s",
+    ];
+    write!(out, "{}", table(&head, &[0, 3, 4, 5, 6, 7], rows))?;
     Ok(0)
 }
