@@ -91,8 +91,8 @@ impl Device {
     /// `ENODEV` if there is no such device behind the function.
     pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
         let bound: &pci::Device<kernel::device::Bound> = pdev;
-        // SAFETY: whatever holds a `Device` is gone before the function is unbound: files are, at
-        // the removal of their entries in /proc, and the driver's own data is last.
+        // SAFETY: everything that holds a `Device` is gone before the function is unbound: files
+        // are, at the removal of their entries in /proc, and the driver's own data is last.
         let bound: &'static pci::Device<kernel::device::Bound> =
             unsafe { &*core::ptr::from_ref(bound) };
         // An earlier driver may have left it in any state. The reset keeps the configuration space.

@@ -24,8 +24,8 @@ use crate::pin::PAGE;
 use crate::shim::{self, ProcEntry};
 use crate::uapi;
 
-/// Pages of the machines that the interface comes from: a program may count on them. The registers
-/// of a queue or channel have so much space of their own.
+/// The page size of the machines that the interface comes from. A program may depend on it: the
+/// registers of each queue or channel occupy a page of this size.
 const FOREIGN_PAGE: u64 = 1 << 16;
 const _: () = assert!(FOREIGN_PAGE == PAGE_STRIDE);
 

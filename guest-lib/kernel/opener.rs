@@ -52,7 +52,7 @@ impl Opener {
         })
     }
 
-    /// Whether the calling process is this one, with the same users: a child, another program after
+    /// Checks that the caller is this process, with the same users. A child, another program after
     /// exec, and a process that was sent the descriptor are not.
     ///
     /// # Errors

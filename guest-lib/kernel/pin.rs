@@ -253,7 +253,7 @@ impl Pinned {
         }
     }
 
-    /// Where the device sees each of its own smallest pages.
+    /// Returns the device address of each page, in the device's smallest page size.
     pub(crate) fn device_pages(&self) -> impl Iterator<Item = u64> + '_ {
         let parts = (0..PAGE).step_by(DEVICE_PAGE as usize);
         (0..self.pages.len())

@@ -19,8 +19,8 @@ pub(crate) const BAR_BYTES: usize = BAR0_SIZE as usize;
 ///
 /// # Safety
 ///
-/// All 8 bytes from `offset` on must lie in BAR 0, whatever the unit, and `offset` must be a
-/// multiple of 8.
+/// All 8 bytes from `offset` on must lie in BAR 0 for every unit, and `offset` must be a multiple
+/// of 8.
 pub(crate) unsafe trait Register: Copy {
     /// The owner of such a register.
     type Unit: Copy;

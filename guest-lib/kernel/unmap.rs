@@ -34,7 +34,7 @@ pub(crate) struct UnmapNotifier {
     notifier: Opaque<bindings::mmu_interval_notifier>,
     user: Arc<dyn MemoryUser>,
     memory: UsedMemory,
-    /// Whether the process may have other pages in place of those that are pinned.
+    /// True if the process may have other pages in place of those that are pinned.
     touched: Atomic<bool>,
 }
 

@@ -102,7 +102,7 @@ impl Users {
         Ok(())
     }
 
-    /// The subnet of users who have none of their own.
+    /// Sets the default subnet, for users without one.
     pub(crate) fn set_subnet(&mut self, subnet: CqsMode) {
         self.subnet = subnet;
     }

@@ -136,7 +136,7 @@ registers! {
         Idata6 = 0x830, "IDATA6",
         /// Last qword of the input data.
         Idata7 = 0x838, "IDATA7",
-        /// Whether the channel can take another operation, in bit 63.
+        /// Bit 63: the channel can take another operation.
         Ready = 0x840, "READY",
         /// Signals that arrived while the channel was masked.
         IgnoredSignalCount = 0x848, "IGNORED_SIGNAL_COUNT",
@@ -257,7 +257,7 @@ registers! {
         DataBe = 0x1f8, "DATA_BE",
         /// Mask of the gate's barrier channel, bit 63.
         BchMask = 0x800, "BCH_MASK",
-        /// Whether the channel runs, bit 63.
+        /// Bit 63: the channel runs.
         BchMaskStatus = 0x808, "BCH_MASK_STATUS",
         /// Address of the 256-byte notice area.
         BchNoticeIpa = 0x810, "BCH_NOTICE_IPA",
@@ -805,7 +805,7 @@ bitfield! {
         sx / with_sx: u8 @ 42..=47,
         /// X size of the system.
         nx / with_nx: u8 @ 48..=53,
-        /// Ours: commands that fail ask for an interrupt, whatever their descriptors say.
+        /// Ours: commands that fail ask for an interrupt, even if their descriptors do not.
         failures / with_failures: bool @ 59..=59,
         /// Session mode.
         session / with_session: bool @ 60..=60,

@@ -15,7 +15,8 @@ use crate::table::PageSize;
 use crate::topology::{Port, Shape};
 use crate::{BgId, Coords, CqId, Path, TniId};
 
-/// The number of the n-th ioctl: `_IOWR('d', n, long)`. The size says 8 whatever the argument is.
+/// The number of the n-th ioctl: `_IOWR('d', n, long)`. The size field is always 8, regardless of
+/// the argument.
 pub const fn request(n: u32) -> u32 {
     0xc008_6400 + n
 }
@@ -32,7 +33,7 @@ pub const ENABLE_BCH: u32 = request(3);
 pub const DISABLE_BCH: u32 = request(4);
 /// Chooses the signal that reports exceptions.
 pub const SET_RT_SIGNAL: u32 = request(5);
-/// Sets the subnet of users without one of their own.
+/// Sets the default subnet, for users without one.
 pub const SET_SUBNET: u32 = request(6);
 /// Registers the rights of a user.
 pub const REG_USER: u32 = request(7);

@@ -676,7 +676,7 @@ fn result_codes_are_distinct_and_described() {
     assert_eq!(Rcode::SUCCESS.raw(), 0);
     assert_eq!(Rcode::STEERING_TABLE_DISABLED.raw(), 0x10);
     let mut codes: Vec<u8> = Rcode::ALL.iter().map(|(code, ..)| code.raw()).collect();
-    // Remote variants of the address codes count as codes of their own.
+    // Remote variants of the address codes count as separate codes.
     let remote: Vec<u8> =
         codes.iter().filter(|c| (0x11..=0x1f).contains(*c)).map(|c| c + 0x20).collect();
     codes.extend(remote);

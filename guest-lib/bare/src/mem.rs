@@ -33,7 +33,7 @@ pub(crate) unsafe fn init(start: usize, end: usize) {
     unsafe { HEAP.lock().init(start as *mut u8, end - start) };
 }
 
-/// Bytes of heap that are free, in ranges of whatever size.
+/// Bytes of heap that are free, in ranges of any size.
 pub fn heap_free() -> usize {
     HEAP.lock().free()
 }

@@ -39,7 +39,7 @@ pub struct PacketConfig {
     pub interrupt_ns: u64,
     /// Number of packets after which an interrupt is no longer held back.
     pub interrupt_count: u64,
-    /// Whether to sleep until the TNI's interrupt. If not, waiting is polling.
+    /// True to sleep until the TNI's interrupt; false to poll.
     pub interrupts: bool,
     /// The time for which [`Packets::wait`] polls before it sleeps, in nanoseconds.
     pub spin_ns: u64,

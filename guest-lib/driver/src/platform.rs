@@ -62,8 +62,8 @@ pub trait Platform {
 
     /// Called in loops that wait until the device changes memory or a register.
     ///
-    /// The default is a hint to the processor. A platform whose device has no threads of its own
-    /// runs the device here.
+    /// The default is a hint to the processor. A platform whose device has no threads runs the
+    /// device here.
     fn relax(&self) {
         core::hint::spin_loop();
     }

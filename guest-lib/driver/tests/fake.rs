@@ -84,7 +84,7 @@ struct State {
     fired: bool,
     /// Called during the next sleep.
     on_sleep: Option<fn(&mut State)>,
-    /// True if STATUS keeps CQ_ENABLE and CACHE_FLUSH_BUSY whatever is written.
+    /// True if CQ_ENABLE and CACHE_FLUSH_BUSY stay set in STATUS, regardless of what is written.
     stuck: bool,
     /// True if the device lacks the register by which interrupts are requested.
     old: bool,

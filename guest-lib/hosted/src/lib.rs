@@ -1,9 +1,9 @@
 //! The Tofu driver's platform for devices that this host emulates: nodes of a machine in the same
 //! process, or of one that another process serves.
 //!
-//! The devices are in a library of their own, `libtofulocal.so`, which is loaded when a program
-//! asks for one. So the libraries that programs are linked with contain the driver alone, and that
-//! is all that comes into a guest. [`table`] is what the two agree on.
+//! The devices are in a separate library, `libtofulocal.so`, which is loaded when a program asks
+//! for one. So the libraries that programs are linked with contain the driver alone, and that is
+//! all that comes into a guest. [`table`] is what the two agree on.
 //!
 //! ```no_run
 //! use tofu_abi::{Coords, Generation};

@@ -54,7 +54,7 @@ pub enum Interconnect {
 }
 
 impl Library {
-    /// Starts a machine in this process, with threads of its own.
+    /// Starts a machine in this process, on separate threads.
     ///
     /// # Errors
     ///

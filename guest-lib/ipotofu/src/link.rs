@@ -144,7 +144,7 @@ enum Taken {
     Here(Metadata, usize, usize),
     /// In the link's own buffer, between these two offsets.
     Scratch(Metadata, usize, usize),
-    /// In memory of its own.
+    /// In a buffer that the packet owns.
     Apart(Metadata, Vec<u8>),
     /// Fetched, but for its head.
     Fetched(Metadata, Fetched),

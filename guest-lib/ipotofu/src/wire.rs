@@ -305,7 +305,7 @@ impl Repr {
     }
 
     /// Returns true if frames of this kind and total length have a sum. An offloaded frame has no
-    /// checksum of its own that would detect damage.
+    /// checksum that would detect damage.
     pub fn is_summed(kind: PacketKind, total: usize) -> bool {
         total > FRAGMENT_MAX || kind == PacketKind::Offloaded
     }

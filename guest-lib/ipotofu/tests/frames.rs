@@ -372,7 +372,7 @@ fn unfinished_fragments_release_their_room() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever arrives, nothing panics, and received frames are the ones that were sent.
+    /// Nothing that arrives causes a panic, and only frames that were sent are received.
     #[test]
     fn any_bytes_are_taken(
         header in proptest::collection::vec(any::<u8>(), 0..40),

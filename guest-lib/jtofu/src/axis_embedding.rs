@@ -29,7 +29,7 @@ enum Lay {
     Ribbon { column: usize },
     /// A line back and forth through all places, or part of such a line.
     Line,
-    /// Whatever a search finds.
+    /// The first embedding that a search finds.
     Search,
 }
 

@@ -152,7 +152,7 @@ impl Cq {
         epoch != NO_EPOCH && !self.device.is_in(epoch)
     }
 
-    /// Whether the queue works (ours).
+    /// Returns the queue's state: working, or stopped by an error (ours).
     ///
     /// # Errors
     ///

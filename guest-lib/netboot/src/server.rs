@@ -279,7 +279,7 @@ impl Server {
     }
 }
 
-/// Whether there is such a part, and how much of the file ends with it, in percent.
+/// Checks that a range is within its file. Returns where it ends there, in percent.
 fn check(boot: &Boot, range: Range) -> Result<u8, Reason> {
     if range.manifest != boot.manifest.id {
         return Err(Reason::Stale);

@@ -362,7 +362,7 @@ fn manifests_that_cannot_be_sent_are_none() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Unless the network loses everything, the right files arrive, whatever else it does.
+    /// The right files arrive unless the network loses every packet.
     #[test]
     fn fetched_files_are_intact(
         seed: u64,

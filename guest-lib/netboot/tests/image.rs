@@ -173,8 +173,8 @@ fn boot_parameters_give_all_places() {
 }
 
 proptest! {
-    /// Whatever the file, everything that would be written lies within the room, comes from the
-    /// file, and is written once.
+    /// For any file, everything that would be written lies within the room, comes from the file,
+    /// and is written once.
     #[test]
     fn segments_lie_within_memory(
         changes in proptest::collection::vec((0usize..300, any::<u8>()), 0..12),

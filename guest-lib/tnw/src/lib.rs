@@ -278,7 +278,7 @@ impl<P: Platform> Nwp<P> {
 /// The result of a credit or an Nget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Whether all went well.
+    /// The status that the device reported.
     pub status: Status,
     /// Bytes moved.
     pub length: u32,
@@ -310,7 +310,7 @@ pub struct Stream<'a, P: Platform> {
     head: u64,
     /// Bytes stored to the window's ring.
     tail: u64,
-    /// Whether the window is memory that the device looks at, once that is known.
+    /// True if the window is memory that the device reads; empty until that is known.
     shared: Option<bool>,
     /// The values of the registers of credits and of Ngets, so that they need not be written again.
     written: [[Option<u64>; 3]; 2],

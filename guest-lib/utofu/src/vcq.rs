@@ -50,7 +50,7 @@ impl Ticket {
 
 /// A control queue of the device that VCQs may share. It is open as long as there are any.
 ///
-/// Several threads may call it at the same time, whatever the flags of the VCQ.
+/// Several threads may call it at the same time, with any flags of the VCQ.
 pub struct SharedQueue<P: Provider + ?Sized> {
     provider: Arc<P>,
     tni: TniId,

@@ -11,7 +11,7 @@ bitfield! {
         sender / with_sender: u8 @ 0..=3,
         /// The lower three bits of the target VCQ's extra value.
         target / with_target: u8 @ 4..=6,
-        /// Whether the sender wants a notice.
+        /// True if the sender wants a notice.
         local / with_local: bool @ 7..=7,
         /// The program's own data.
         user / with_user: u8 @ 8..=15,
@@ -21,11 +21,11 @@ bitfield! {
 bitfield! {
     /// Bits of a prepared descriptor's first word that the device never sees.
     pub struct Prepared {
-        /// Whether the completion is to be reported.
+        /// True if the completion is to be reported.
         tcq_notice / with_tcq_notice: bool @ 1..=1,
-        /// Whether the command waits for the next one.
+        /// True if the command waits for the next one.
         delay / with_delay: bool @ 2..=2,
-        /// Whether the target VCQ has a component ID.
+        /// True if the target VCQ has a component ID.
         component / with_component: bool @ 3..=3,
     }
 }

@@ -4,9 +4,8 @@
 //! descriptors of the device and of its address space over a UNIX socket, and keeps account of
 //! which process has which control queues and device addresses. From then on a process maps the
 //! registers, maps its memory, and opens its queues itself, without the broker. When a process
-//! ends, in whatever way, its connection ends. The broker then stops its queues, takes its memory
-//! from the device, and can give both to other processes. Any holder of a container may unmap
-//! memory since Linux 6.0; the pages stay pinned until then.
+//! ends, normally or not, its connection ends. The broker then stops its queues, takes its memory
+//! from the device, and can give both to other processes.
 //!
 //! The node's network is one of the processes, with the packet interface of a TNI
 //! ([`Broker::join_packets`]). It yields to a process that wants the device alone
@@ -56,7 +55,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Asks the broker of a device, if there is one that answers and lets go of it.
+    /// Asks the broker of a device, if there is one that answers and releases it.
     pub fn of(bdf: Bdf) -> Option<Self> {
         let broker = Broker::connect(&socket_path(bdf)).ok()??;
         broker.reserve().ok()?;

@@ -22,8 +22,8 @@ use tofu_driver::FreeList;
 pub(crate) const CHUNK: usize = 2 << 20;
 /// Memory of the process's own shares no granule of this size of the device's addresses.
 pub(crate) const GRANULE: usize = 64 << 10;
-/// Buffers from this size on get memory of their own. Smaller ones share huge pages: an emulated
-/// IOMMU takes a message, and some 50 us, for each entry.
+/// Buffers from this size on get separate memory. Smaller ones share huge pages: an emulated IOMMU
+/// takes a message, and some 50 us, for each entry.
 const LARGE: usize = CHUNK;
 
 /// The reason why memory cannot be mapped for the device.
@@ -337,7 +337,7 @@ impl Pool {
     }
 
     fn try_alloc(&self, size: usize, align: usize) -> Result<Buffer, MapError> {
-        // Words can be accessed atomically then, and each buffer has an address of its own.
+        // Words can be accessed atomically then, and each buffer has a distinct address.
         let (taken, align) = (size.max(1) as u64, align.max(8) as u64);
         if size >= LARGE || align > CHUNK as u64 {
             let chunk = Arc::new(Chunk::new(&self.space, size, align)?);
@@ -460,7 +460,7 @@ impl UserMemory {
         self.addr
     }
 
-    /// Whether, in the 64 KiB granule of device addresses that holds the first byte, only memory of
+    /// True if, in the 64 KiB granule of device addresses that holds the first byte, only memory of
     /// the same page is in front of it. The address equals that in the process, modulo 64 KiB.
     pub fn is_isolated(&self) -> bool {
         self.isolated
@@ -673,7 +673,7 @@ mod tests {
         assert_eq!(lock(&fake.mapped).len(), 1);
         drop(again);
         assert_eq!(lock(&fake.mapped).len(), 0);
-        // Another one that only overlaps is a mapping of its own.
+        // Another one that only overlaps is a separate mapping.
         let first = map(&pool, &memory[..50_000]);
         let second = map(&pool, &memory[40_000..]);
         assert_eq!(lock(&fake.mapped).len(), 2);

@@ -31,7 +31,7 @@ impl MutEventSubscriber for Handler {
     }
 }
 
-/// An event loop in a thread of its own, until it is dropped.
+/// An event loop on a separate thread, until it is dropped.
 pub(crate) struct EventLoop {
     endpoint: RemoteEndpoint<Handler>,
     stop: Arc<AtomicBool>,

@@ -21,7 +21,7 @@ const LONG_NS: u64 = i64::MAX as u64;
 pub(crate) struct Interrupts {
     device: Arc<VfioDevice>,
     events: Vec<OnceLock<EventFd>>,
-    /// Whether MSI-X is switched on; held while a vector is added.
+    /// True if MSI-X is enabled; locked while a vector is added.
     on: Mutex<bool>,
 }
 

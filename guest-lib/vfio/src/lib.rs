@@ -13,7 +13,7 @@
 //! The kernel's `vfio-pci` driver gives the device to one process: [`VfioPlatform::find`] binds it
 //! to that driver if it has none yet, maps BAR 0 (a doorbell is then a store, without a system
 //! call), and puts an IOMMU in front of the device, so that it reaches only the memory that this
-//! process allows. When the process ends, in whatever way, the kernel resets the device.
+//! process allows. When the process ends, normally or not, the kernel resets the device.
 //!
 //! Memory for the device comes from [`tofu_driver::Platform::alloc_dma`]: small pieces from
 //! mappings of 2 MiB, large ones each from their own. Memory that exists already is mapped by

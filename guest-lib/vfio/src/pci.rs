@@ -73,7 +73,7 @@ impl Bus {
         Ok(devices)
     }
 
-    /// The device at an address, of whatever kind.
+    /// The device at an address, of any kind.
     ///
     /// # Errors
     ///
@@ -266,7 +266,7 @@ pub struct PciDevice {
     pub driver: Option<String>,
     /// Its IOMMU group; `None` if there is no IOMMU in front of it.
     pub iommu_group: Option<u32>,
-    /// The kernel offers it as a character device of its own (`/dev/vfio/devices`).
+    /// The kernel offers it as a separate character device (`/dev/vfio/devices`).
     pub has_cdev: bool,
     /// Its folder in sysfs.
     pub path: PathBuf,

@@ -110,7 +110,7 @@ impl VfioPlatform {
             }
             match Self::try_open(Some(device), alone.as_ref()) {
                 Ok(platform) => return Ok(platform),
-                // The process that has had it until now lets go of it in a moment.
+                // The process that has had it until now will release it in a moment.
                 Err(Error::Busy(_)) if since.elapsed() <= patience => thread::sleep(PAUSE),
                 Err(error) => return Err(error),
             }
@@ -366,7 +366,7 @@ impl VfioPlatform {
 const PAUSE: Duration = Duration::from_millis(10);
 /// The time limit for a broker to give up a device that is not used any more.
 const LEAVING: Duration = Duration::from_secs(1);
-/// The time limit for the node's network to let go of a device, on a busy computer.
+/// The time limit for the node's network to release a device, on a busy computer.
 const HANDOVER: Duration = Duration::from_secs(10);
 /// Device addresses are granted to other processes in multiples of this many bytes.
 const GRANT_UNIT: u64 = 1 << 30;

@@ -189,8 +189,8 @@ impl Port {
         }
     }
 
-    /// Whether the port leads to lower (-1) or higher (1) coordinates; 0 for A and C, whose port
-    /// leads to the other node of the two.
+    /// The direction of the port: -1 to lower coordinates, 1 to higher ones; 0 for A and C, whose
+    /// port leads to the other node of the two.
     pub const fn direction(self) -> i8 {
         match self {
             Self::A | Self::C => 0,

@@ -86,8 +86,8 @@ pub enum Request {
     Interrupt(Queue),
 }
 
-/// Requests of a process that has neither the device nor its address space, but rings, notices and
-/// pages of registers of its own queues and channels. Requests about another process's queue or
+/// Requests of a process that has neither the device nor its address space. It has the rings,
+/// notices and register pages of its queues and channels. Requests about another process's queue or
 /// channel are [`Refusal::Wrong`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IsolatedRequest {
@@ -290,7 +290,7 @@ impl GateLinks {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// The process may use the device. Comes with descriptors of the device and of its address
-    /// space, and with whatever else was asked for.
+    /// space, and with everything else that was requested.
     Welcome {
         /// The terms on which it uses the device.
         terms: Terms,
@@ -511,7 +511,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever bytes come are a request or an error.
+        /// Any bytes decode to a request or an error.
         #[test]
         fn no_bytes_do_harm(bytes in proptest::collection::vec(any::<u8>(), 1..200)) {
             let (one, other) = pair();

@@ -61,8 +61,8 @@ impl Exchange for Callback {
 
     fn allgather(&mut self, mine: &[u64], all: &mut [u64]) -> Result<(), c_int> {
         let size = size_of_val(mine);
-        // SAFETY: the function is the caller's, who knows its context; both places are as large as
-        // it is told.
+        // SAFETY: the caller provides the function and its context; both buffers have the size that
+        // is passed.
         let result = unsafe {
             (self.function)(self.context, mine.as_ptr().cast(), size, all.as_mut_ptr().cast())
         };

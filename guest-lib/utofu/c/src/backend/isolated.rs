@@ -1,5 +1,5 @@
 //! A device that `tofud` shares among processes of users who are not root. The device isolates
-//! them, so each process has rings and notices of its own, and asks for everything else.
+//! them, so each process has its own rings and notices, and asks for everything else.
 
 use std::sync::Arc;
 

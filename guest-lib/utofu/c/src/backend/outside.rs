@@ -111,7 +111,7 @@ impl<Q: OutsideQueue> Queue for RingQueue<Q> {
         if self.queue.deregister(stag) {
             return Ok(());
         }
-        let hint = "the device does not let go of the memory";
+        let hint = "the device does not release the memory";
         Err(Error::with_value(Code::Fatal, "steering tag", stag.into(), hint))
     }
 }

@@ -1,5 +1,5 @@
 //! A device of this computer, through the kernel driver's files. Other processes share it, and each
-//! has queues, gates and memory of its own.
+//! has its own queues, gates and memory.
 
 use std::env;
 use std::io;
