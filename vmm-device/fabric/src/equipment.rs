@@ -74,7 +74,8 @@ impl<B> Equipped<'_, B> {
         fate
     }
 
-    /// Shows the tap a frame that has no fate of its own, as it is resent or was bad before.
+    /// Shows the tap a frame to which no new fault applies: it is a retransmission, or was bad
+    /// before.
     pub fn pass(&self, hop: Hop, link: OnLink, packet: &Packet<B>) {
         if let Some(tap) = self.tap {
             ends(hop, Some(link)).into_iter().for_each(|end| tap.observe(end, packet));

@@ -58,7 +58,7 @@ struct Own {
     id: ShardId,
 }
 
-/// Whether a packet got over a link.
+/// The outcome of a packet's hop over a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passage {
     /// It has arrived at the other end.
@@ -74,7 +74,7 @@ struct NodeState {
     /// Bit n is set while the link at port n is down. Both ends of a link have a bit,
     /// so that a sender looks only at its own node.
     down: AtomicU16,
-    /// Bit n is set while the link at port n itself is taken down, whatever state its nodes are in.
+    /// Bit n is set while the link at port n itself is taken down, regardless of its nodes' state.
     cut: AtomicU16,
     /// Bit n is set if the link at port n is down or leads to another shard of the machine: a
     /// sender looks at this first.
@@ -216,7 +216,7 @@ impl Fabric {
     }
 
     /// Makes a node's router fail or work again. While it has failed, each of its links is down,
-    /// whatever [`Fabric::set_link`] says; afterwards each is as last set. Returns whether that
+    /// regardless of [`Fabric::set_link`]; afterwards each is as last set. Returns whether that
     /// changes anything.
     ///
     /// A packet to the node itself crosses no link and still arrives (ours).
@@ -229,8 +229,8 @@ impl Fabric {
     }
 
     /// Makes a node present or absent, as the shard of the machine that has it comes and goes. All
-    /// links of an absent node are down, whatever [`Fabric::set_link`] and [`Fabric::set_node`]
-    /// say; afterwards these apply again.
+    /// links of an absent node are down, regardless of [`Fabric::set_link`] and
+    /// [`Fabric::set_node`]; afterwards these apply again.
     ///
     /// # Errors
     /// [`NoSuchNode`] if the machine has no such node.
@@ -254,7 +254,7 @@ impl Fabric {
         true
     }
 
-    /// Whether a node's router works, as far as known here.
+    /// Returns true if a node's router works, as far as this process knows.
     ///
     /// # Errors
     /// [`NoSuchNode`] if the machine has no such node.
@@ -316,7 +316,7 @@ impl Fabric {
         self.modelled.as_ref().map(|links| links.parameters())
     }
 
-    /// Whether the link at a port is up; `None` if there is no link.
+    /// Returns true if the link at a port is up; `None` if there is no link.
     pub fn link_up(&self, node: Coords, port: Port) -> Option<bool> {
         let [(near, bit), _] = self.ends(node, port)?;
         if let Some(links) = &self.modelled {

@@ -25,7 +25,8 @@ pub trait ModelledLinks: fmt::Debug + Send + Sync {
     /// [`NoSuchLink`] if the machine has no such node or nothing is at that port.
     fn set_link(&self, node: Coords, port: Port, up: bool) -> Result<(), NoSuchLink>;
 
-    /// Whether the link at a port is up; `None` if there is no link. It may go down by itself.
+    /// Returns true if the link at a port is up; `None` if there is no link. It may go down by
+    /// itself.
     fn link_up(&self, node: Coords, port: Port) -> Option<bool>;
 
     /// Sets the errors of a link, in both directions.

@@ -5,8 +5,8 @@ use tofu_abi::{Coords, Path, TniId};
 
 use crate::Port;
 
-/// Whether a packet asks or answers. The two have virtual channels of their own, so
-/// that waiting requests never hold up the responses they wait for (IEEE Micro 2012).
+/// The kind of a packet: a request or a response. The two have separate virtual channels, so that
+/// waiting requests never hold up the responses they wait for (IEEE Micro 2012).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// A request, which may cause a response.
@@ -41,7 +41,7 @@ pub enum Way {
     /// That many hops on X, Y and Z, towards higher coordinates if positive. The target's X, Y and
     /// Z follow from that: the carrier works them out.
     Distances([i8; 3]),
-    /// One hop, to whatever is behind a port: the carrier works out the target.
+    /// One hop, to the neighbour at a port: the carrier works out the target.
     Hop {
         /// The port.
         port: Port,
@@ -83,7 +83,7 @@ pub struct Packet<B> {
     pub way: Way,
     /// Request, response or neither.
     pub class: Class,
-    /// True if these are system TLPs, which have counters of their own.
+    /// True if these are system TLPs, which are counted separately.
     pub system: bool,
     /// Number of TLPs.
     pub tlps: u32,

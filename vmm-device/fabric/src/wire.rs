@@ -1,7 +1,7 @@
 //! Packets as bytes, for cables between processes.
 //!
-//! Numbers are little-endian. A packet's body writes and reads itself ([`Wire`]). Whatever no
-//! device could have sent is refused, by its size, by the ids in it, or by a class that does not
+//! Numbers are little-endian. A packet's body encodes and decodes itself ([`Wire`]). A packet that
+//! no device could have sent is refused: for its size, for ids in it, or for a class that does not
 //! match its content. The fabric and the target decide what an accepted packet may do.
 
 use tofu_abi::{Coords, Path, TniId};

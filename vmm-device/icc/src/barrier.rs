@@ -1,9 +1,9 @@
 //! The Tofu barrier: gates and channels of every interface, between registers, memory and network.
 //!
 //! Gates work by themselves: an arriving signal is combined, passed on or turned into a notice
-//! within [`Icc::arrive`], whatever the node's processors do. The lock of an interface's gates is
-//! held while the gates are processed and a notice is written. Interrupts are requested and signals
-//! are sent after it is released, so no two such locks are ever held together.
+//! within [`Icc::arrive`], without the node's processors. The lock of an interface's gates is held
+//! while the gates are processed and a notice is written. Interrupts are requested and signals are
+//! sent after it is released, so no two such locks are ever held together.
 
 pub(crate) mod gates;
 mod page;

@@ -77,7 +77,7 @@ pub(crate) enum Action {
     WritePiggybackBuffer([u64; 3]),
     /// A Put or Get between memories.
     Transfer(Message),
-    /// A Put of data that begins with these eight bytes and goes on in the piggyback buffer.
+    /// A Put of data that begins with these eight bytes and continues in the piggyback buffer.
     PutPiggyback(Message, u64),
     /// An atomic command with its operand.
     Armw(Message, ArmwOp, u64),

@@ -134,7 +134,7 @@ pub(crate) struct Writer<'a> {
     pub(crate) page: &'a Page,
     pub(crate) policy: Policy,
     pub(crate) now_ns: u64,
-    /// Whether bus mastering is on; without it nothing is written. It is read only while the
+    /// True if bus mastering is on; without it nothing is written. It is read only while the
     /// queue's completions are locked, so that code which turns bus mastering off can wait for that
     /// lock.
     pub(crate) dma: &'a AtomicBool,
@@ -418,7 +418,7 @@ impl Completions {
                 self.notice(message.notice(NoticeEvent::Tlp, Rcode::SUCCESS, at, n), w);
             }
         }
-        // After an error the TLP at fault has a notice of its own, unless it is the last one.
+        // After an error the TLP at fault has a separate notice, unless it is the last one.
         if !answer.rcode.is_success() && end + message.mtu < message.length {
             self.notice(message.notice(NoticeEvent::TlpFailed, answer.rcode, end, message.mtu), w);
         }

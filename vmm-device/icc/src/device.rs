@@ -49,7 +49,7 @@ pub struct Config {
     /// Pages that the guest maps, for polled doorbells; without them doorbells are trapped.
     pub pages: Option<SharedPages>,
     /// The value of an unwritten word of the direct descriptor register in a shared page: any value
-    /// that a guest is unlikely to write. Give each node a random one of its own.
+    /// that a guest is unlikely to write. Give each node a different random one.
     pub blank: u64,
     /// The delay of the guest's register writes behind its stores to memory, in
     /// nanoseconds; 0 if the guest waits for each. On PCI Express none is late: a device that reads

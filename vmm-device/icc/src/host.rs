@@ -53,7 +53,7 @@ pub trait Host: Send + Sync {
         let _ = (subject, why);
     }
 
-    /// The time, in whatever units the host likes, for [`Host::observe`]; not 0.
+    /// Returns the time for [`Host::observe`], in units of the host's choice; not 0.
     fn stamp(&self) -> u64 {
         1
     }

@@ -222,7 +222,7 @@ impl Icc {
         }
     }
 
-    /// Stops a queue for an exception of its own.
+    /// Stops a queue for an exception that it caused.
     fn fail(&self, queue: &Cq, request: CqsIrqs) {
         self.count_queue_exceptions(request);
         let rule = rules::OF_QUEUE.iter().find(|(bits, _)| bits.intersects(request));

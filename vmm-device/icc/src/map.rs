@@ -16,7 +16,7 @@ use tofu_fabric::Port;
 
 use crate::device::Icc;
 
-/// A part of a device that has registers of its own.
+/// A part of a device that has its own registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// The device as a whole.

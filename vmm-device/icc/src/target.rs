@@ -29,7 +29,7 @@ struct Size {
 }
 
 impl Size {
-    /// Of the answer to a Put of that many TLPs, each of which has an answer of its own.
+    /// Of the answer to a Put of that many TLPs, each of which is answered separately.
     fn of_put_ack(tlps: u32) -> Self {
         let each = wire_bytes(0);
         Self { tlps, bytes: each * u64::from(tlps), tlp_bytes: each as u32 }

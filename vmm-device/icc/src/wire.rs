@@ -339,7 +339,7 @@ mod tests {
             let mut bytes = Vec::new();
             encode(&crossing(body), &mut bytes).unwrap();
             for end in 0..bytes.len() {
-                // The data of some goes on to the end, wherever that is.
+                // Some have data up to the end of the packet.
                 assert!(open || decode::<Body>(&bytes[..end]).is_err());
             }
             bytes.push(0);
@@ -350,7 +350,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is accepted is a packet that encodes to the same bytes.
+        /// Every accepted packet encodes to the same bytes.
         #[test]
         fn any_bytes_are_a_packet_or_none(
             start in 0..11usize,

@@ -115,7 +115,7 @@ fn registers_have_and_regain_reset_values() {
         for &register in &registers {
             device.write(register, value);
         }
-        // In whatever state it is now, and with halves written.
+        // It may now be in any state, with only half of a register written.
         for &register in &registers {
             device.icc.bar_write(register.offset() + 4, &[0xff; 4]);
         }

@@ -162,7 +162,7 @@ impl Sender {
     }
 
     /// Rows that have left the other end's queues in all, including returns known ahead: the
-    /// running totals with which a [`Receiver`](crate::Receiver) goes on.
+    /// running totals from which a [`Receiver`](crate::Receiver) continues.
     pub(crate) fn returned(&self) -> [u16; VCS] {
         let mut totals = self.limit;
         for i in 0..self.returns {
@@ -187,7 +187,7 @@ impl Sender {
         self.room >= rows as u16 && self.unacknowledged() < WINDOW as u16
     }
 
-    /// Whether a new frame of that many rows may be sent on a virtual channel.
+    /// Returns true if a new frame of that many rows may be sent on a virtual channel.
     ///
     /// # Errors
     /// A [`Wait`] that says what it waits for, and until when.

@@ -20,7 +20,8 @@ impl Clock {
         }
     }
 
-    /// Advances a manual clock. The host's goes on by itself.
+    /// Advances a manual clock. Has no effect on the host's clock, which runs
+    /// by itself.
     pub(crate) fn advance(&self, ns: u64) {
         if let Self::Manual(now) = self {
             now.fetch_add(ns, SeqCst);

@@ -1,8 +1,8 @@
 //! Traces: the steps of all commands of a machine, with their times.
 //!
-//! Each thread that drives devices writes into a ring of its own, without a lock. A reader that is
-//! too slow loses records: overwritten records are counted as lost. Nothing is written while there
-//! is no reader.
+//! Each thread that drives devices writes into its own ring, without a lock. A reader that is too
+//! slow loses records: overwritten records are counted as lost. Nothing is written while there is
+//! no reader.
 
 mod ring;
 

@@ -33,7 +33,7 @@ pub fn wires<B: Send + 'static>(
     parameters: &Parameters,
     bus: Option<HostBus<B>>,
 ) -> Result<Wires<B>, BadOption> {
-    // The carrier has a bound of its own.
+    // The carrier has a separate bound.
     let options = Options { backlog: u32::MAX, ..Options::default() };
     let network = Arc::new(SharedNetwork::new(Network::new(shape, parameters, &options)?));
     let carrier = Modelled::new(shape, Arc::clone(&network), bus);

@@ -334,7 +334,7 @@ impl Network {
         }
     }
 
-    /// Whether the link at a port is up; `None` if there is no link.
+    /// Returns true if the link at a port is up; `None` if there is no link.
     pub fn link_up(&self, node: Coords, port: Port) -> Option<bool> {
         let (near, _) = self.ends(node, port)?;
         Some(!self.slabs.is_down(near, port))

@@ -117,8 +117,7 @@ impl ConfigSpace {
         u32::from_le_bytes(bytes)
     }
 
-    /// Sets bytes from the device's side, whatever their kind. Bytes past the end
-    /// are dropped.
+    /// Sets bytes of any kind from the device's side. Bytes past the end are dropped.
     pub fn set(&mut self, offset: u16, data: &[u8]) {
         fill(&mut self.value, offset, data);
     }

@@ -219,9 +219,9 @@ impl Endpoint {
         Ok(self)
     }
 
-    /// Adds MSI-X with `vectors` vectors in a 32-bit BAR of its own: the table at
-    /// offset 0, the pending bits on the next 4 KiB boundary behind it, so that a
-    /// VMM may map or trap them page by page.
+    /// Adds MSI-X with `vectors` vectors in a separate 32-bit BAR: the table at offset 0, the
+    /// pending bits on the next 4 KiB boundary behind it, so that a VMM may map or trap them page
+    /// by page.
     pub fn with_msix(mut self, bar: u8, vectors: u16) -> Result<Self, Error> {
         if vectors == 0 || vectors > MAX_VECTORS {
             return Err(Error::VectorCount(vectors));
@@ -745,8 +745,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest writes, identity and capabilities stay, and ranges
-        /// stay aligned and of their size.
+        /// After any write by a guest, identity and capabilities are unchanged, and ranges stay
+        /// aligned and of their size.
         #[test]
         fn garbage_cannot_break_the_layout(
             writes in proptest::collection::vec((any::<u16>(), any::<u64>(), 0usize..4), 0..200)

@@ -24,10 +24,10 @@ impl BarRange {
     }
 }
 
-/// One PCI function as seen by whatever bus it sits on.
+/// One PCI function as its bus sees it.
 ///
 /// Shared by vCPU threads and engine threads, so all methods take `&self`.
-/// Implementations never panic, whatever the arguments: offsets and lengths come
+/// Implementations do not panic for any arguments: offsets and lengths come
 /// from guests.
 pub trait PciFunction: Send + Sync {
     /// Reads configuration space. `data` has 1, 2, 4 or 8 bytes; bytes beyond
@@ -44,7 +44,7 @@ pub trait PciFunction: Send + Sync {
     /// the bus decides who wins.
     fn bars(&self) -> [Option<BarRange>; BAR_COUNT];
 
-    /// Reads `data.len()` bytes at `offset` in BAR `bar`. Whatever is not
+    /// Reads `data.len()` bytes at `offset` in BAR `bar`. Anything that is not
     /// there reads as the device says, all ones if the BAR does not exist.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
 

@@ -111,7 +111,7 @@ pub(crate) const EVENTS: &[Entry] = &[
 /// KVM's requests all have this type (linux/kvm.h); the number is below it.
 const KVM_TYPE: u64 = 0xae << 8;
 
-/// A request of KVM's by its number, whatever size its structure has.
+/// A request of KVM's by its number, for any size of its structure.
 macro_rules! kvm {
     ($($number:literal),* $(,)?) => {
         &[$((libc::SYS_ioctl, &[Bits(1, 0xffff, KVM_TYPE | $number)])),*]

@@ -284,11 +284,11 @@ const ADD: libc::c_ulong = 0x4018_2103;
 const REPLACE: u32 = 1;
 
 /// Waits for the first connect(2) of a process with [`hold_connects`], and makes its socket a
-/// duplicate of what `connect` returns, whatever address it has given. Returns when that is done
-/// or the process has ended. Once `listener` is closed, later ones fail.
+/// duplicate of what `connect` returns, for any address that it has given. Returns when that is
+/// done or the process has ended. Once `listener` is closed, later ones fail.
 ///
 /// # Errors
-/// As `connect`, which the process is told as well, and what the kernel says.
+/// As `connect`, whose error the process gets too, and errors of the kernel.
 pub fn answer_connect(
     listener: BorrowedFd<'_>,
     connect: impl FnOnce() -> io::Result<OwnedFd>,

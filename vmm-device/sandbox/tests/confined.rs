@@ -469,7 +469,7 @@ fn program(user: &str, folder: &Path) {
     sender.send(hold_connects().unwrap()).unwrap();
     confine_program(&policy, user).unwrap();
 
-    // Whatever it asks for, it gets what is meant for it, once.
+    // It gets what is meant for it, once, regardless of what it asks for.
     let mut connected = UnixStream::connect(&socket).unwrap();
     connected.write_all(b"x").unwrap();
     (&ours).read_exact(&mut [0]).unwrap();

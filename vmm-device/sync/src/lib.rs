@@ -39,7 +39,7 @@ mod checked {
     use loom::sync::atomic::fence;
 
     loom::thread_local! {
-        /// Whether the thread has made a sequentially consistent access before.
+        /// True if the thread has made a sequentially consistent access before.
         static FOLLOWS: Cell<bool> = Cell::new(false);
     }
 

@@ -13,7 +13,7 @@ use crate::{lock, wait, wait_timeout};
 
 /// An item of a queue.
 pub trait Item: Sized {
-    /// The bytes that it refers to, besides those of its own type.
+    /// The bytes that it refers to, besides those of the item itself.
     fn bytes(&self) -> usize {
         0
     }
@@ -151,7 +151,7 @@ impl<T: Item> Sender<T> {
         self.add(item, Some(self.0.when_full))
     }
 
-    /// Adds an item. If there is no room, it is refused, whatever the queue's rule.
+    /// Adds an item. If there is no room, it is refused, even if the queue's rule is another.
     ///
     /// # Errors
     ///

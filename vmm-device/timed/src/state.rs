@@ -64,7 +64,8 @@ struct Interface {
     jobs: [VecDeque<Job>; 2],
     /// TLPs of either kind that have been handed to the network and have not left.
     ahead: [u32; 2],
-    /// Whether the last TLP asked for a gap, and when the latest gap ends.
+    /// For either kind, true if its last TLP asked for a gap, and the time when its latest gap
+    /// ends.
     pauses: [bool; 2],
     quiet: [Ps; 2],
 }

@@ -3,7 +3,7 @@
 //! The paper has packets with a check sequence, positive and negative feedback, a receiver that
 //! discards everything after an error until RESTART, and a txBuffer from which the sender
 //! retransmits everything that was not acknowledged. The following rules are *ours*. They make this
-//! reliable whatever is lost or damaged:
+//! reliable even if packets are lost or damaged:
 //!
 //! - Packets have sequence numbers, so that a lost one is noticed; feedback and RESTART name one.
 //! - If no feedback comes for a while, the sender enters resend mode by itself.

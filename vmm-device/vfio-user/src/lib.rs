@@ -8,10 +8,10 @@
 //! arrive as messages, as events that the client has asked for, or, with [`ClientPages`], through
 //! pages that the client has mapped.
 //!
-//! Several clients can share a node's device ([`Server::joint`]), each at a socket and with
-//! addresses of its own. When one leaves, the queues and gates that it has used are reset, and the
-//! others' are not. The clients agree among themselves which of them uses which, so they must trust
-//! each other. They have no interrupts.
+//! Several clients can share a node's device ([`Server::joint`]), each at a socket and with its own
+//! addresses. When one leaves, the queues and gates that it has used are reset, and the others' are
+//! not. The clients agree among themselves which of them uses which, so they must trust each other.
+//! They have no interrupts.
 //!
 //! The device cannot access memory that a client maps without a descriptor. It ends commands to
 //! such memory as for any other address that cannot be translated. To ask the client for each

@@ -537,7 +537,7 @@ pub fn client_window(index: u16, count: u16) -> RangeInclusive<u64> {
     start..=start + (size - 1)
 }
 
-/// The memory of several clients of one node, each at addresses of its own.
+/// The memory of several clients of one node, each at separate addresses.
 pub(crate) struct JointMemory {
     clients: Vec<Arc<ClientMemory>>,
 }

@@ -20,8 +20,8 @@ use tofu_machine::{SharedWindows, WindowBackend};
 use tofu_sync::lock;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
-/// Memory that a node's device looks at and its client maps. Each client gets memory of its own, so
-/// that a client which has left but keeps its mapping reaches nothing of the next client's.
+/// Memory that a node's device polls and its client maps. Each client gets separate memory, so that
+/// a client which has left but keeps its mapping reaches nothing of the next client's.
 struct ClientFile {
     region: Arc<MmapRegion<()>>,
     /// The current mapping.
@@ -59,7 +59,7 @@ impl ClientFile {
 /// maps too.
 ///
 /// Give [`ClientPages::shared`] to the node when it is made, and this to its
-/// [`Server`](crate::Server). Each client gets memory of its own.
+/// [`Server`](crate::Server). Each client gets separate memory.
 pub struct ClientPages(ClientFile);
 
 impl ClientPages {

@@ -24,8 +24,8 @@ const KEPT: usize = 2;
 /// The process at the other end of a socket.
 ///
 /// The kernel allows this process to access its memory if it runs as the same user and is a
-/// descendant, or on whatever other conditions the host sets for a debugger (ptrace(2), "Ptrace
-/// access mode checking").
+/// descendant, or on other conditions that the host sets for a debugger (ptrace(2), "Ptrace access
+/// mode checking").
 pub(crate) struct ClientProcess {
     pid: Pid,
     /// Becomes readable when the process ends. A pid alone may be another process's by then.
@@ -58,7 +58,7 @@ impl ClientProcess {
         }
     }
 
-    /// Whether the first and the last of some bytes can be read.
+    /// Returns true if the first and the last of some bytes can be read.
     pub(crate) fn check(&self, address: u64, size: u64) -> Result<(), Errno> {
         let mut byte = [0];
         for at in [address, address + (size - 1)] {
@@ -154,7 +154,7 @@ thread_local! {
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Calls `f` with `len` bytes of whatever contents.
+/// Calls `f` with `len` bytes of unspecified contents.
 fn with_buffer<R>(len: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
     let mut buffer = BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_default();
     if buffer.len() < len + ALIGN {

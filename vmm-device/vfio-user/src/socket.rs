@@ -109,7 +109,7 @@ fn id_of(path: &Path) -> io::Result<(u64, u64)> {
     symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-/// Whether anybody listens to a socket. One who does sees a client that leaves without a word.
+/// Returns true if a process listens on a socket. It sees a client that disconnects immediately.
 fn is_alive(path: &Path) -> Result<bool, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

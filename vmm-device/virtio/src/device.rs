@@ -17,7 +17,7 @@ pub struct Identity {
     pub kind: u16,
     /// PCI class code, 24 bits.
     pub class: u32,
-    /// Features of its own; those of rings and transport are added.
+    /// Features of the device; those of rings and transport are added.
     pub features: u64,
     /// Entries of each queue at most, each a power of two.
     pub queues: Vec<u16>,
@@ -25,7 +25,7 @@ pub struct Identity {
     pub config: Vec<u8>,
 }
 
-/// Whether a device has more to do.
+/// The state of a device after some work: finished, or with more to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// It may go to sleep: it will be woken.
@@ -47,7 +47,7 @@ pub trait ConfigFields: Send + Sync {
     /// Puts the fields as they are now into the configuration.
     fn read(&self, config: &mut [u8]);
 
-    /// The driver writes `data` at `offset`, wherever and of whatever length.
+    /// The driver writes `data` at `offset`; both are unchecked.
     fn write(&self, offset: u64, data: &[u8]);
 }
 

@@ -49,8 +49,8 @@ pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
 /// A way for notifications that needs no exit, offered by the VMM behind a
 /// function.
 pub trait Doorbells {
-    /// From now on guest writes at `offset` of BAR `bar`, of whatever length and
-    /// value, signal `event` instead of reaching the function.
+    /// From now on guest writes at `offset` of BAR `bar`, of any length and value, signal `event`
+    /// instead of reaching the function.
     ///
     /// # Errors
     /// A text for the log; notifications then reach the function as writes.

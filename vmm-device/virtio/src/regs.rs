@@ -81,7 +81,7 @@ pub mod common {
     pub const QUEUE_SIZE: u64 = 24;
     /// MSI-X vector of the queue, 16 bits.
     pub const QUEUE_MSIX_VECTOR: u64 = 26;
-    /// Whether the queue is in use, 16 bits.
+    /// The queue is in use; 16 bits.
     pub const QUEUE_ENABLE: u64 = 28;
     /// Address of the descriptor table, 64 bits.
     pub const QUEUE_DESC: u64 = 32;

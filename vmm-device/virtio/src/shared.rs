@@ -165,7 +165,7 @@ impl Core {
         self.wake();
     }
 
-    /// Waits until the rings are not being worked on; whatever was to forbid that is in effect.
+    /// Waits until no thread works on the rings. A change that forbids such work is then in effect.
     pub(crate) fn settle(&self) {
         drop(lock(&self.active));
     }

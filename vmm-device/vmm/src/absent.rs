@@ -20,7 +20,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::support::{HostSupport, Virtualisation};
 use crate::{Error, GuestMemory, LinuxBoot, Outcome, Registers, Slot, VmConfig};
 
-/// Looks at the host without changing anything: it cannot run guests, whatever it has.
+/// Checks the host without changing anything: it can run no guests.
 pub fn probe() -> HostSupport {
     let problem = Some(Error::OtherHost.to_string());
     HostSupport { problem, ..HostSupport::none(Path::new("/dev/kvm").exists()) }

@@ -6,7 +6,7 @@ use vmm_sys_util::errno;
 /// how to fix it where the user can.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// This monitor runs no guests on the host's processor, whatever KVM can do there.
+    /// This monitor runs no guests on the host's processor, even if KVM can.
     #[error(
         "our own monitor, and small guests with it, needs KVM on x86-64, and this host is {}, \
          where it does not run: boot Linux nodes under QEMU (tofu up --linux)",

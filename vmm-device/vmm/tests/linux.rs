@@ -94,7 +94,7 @@ impl Linux {
         self.console.0.lock().unwrap().iter().any(|line| line.contains(text))
     }
 
-    /// The console so far must contain these texts, each in a line of its own.
+    /// The console so far must contain these texts, each on a separate line.
     #[track_caller]
     fn printed(&self, texts: &[&str]) {
         let lines = self.console.0.lock().unwrap().clone();

@@ -277,7 +277,7 @@ proptest! {
         let hops = Route::new(&shape, src, dst, path, Class::Request).unwrap().count() as u64;
         prop_assert_eq!((sent, received), (3 * hops, 3 * hops));
 
-        // Whatever a guest writes as a target, the packet arrives or is discarded.
+        // A guest may write anything as a target: the packet arrives or is discarded.
         let mut log = Log::default();
         carrier.inject(packet(src, Coords::from_array(raw)), &mut log);
         prop_assert_eq!(log.arrived.len() + log.discarded.len(), 1);
@@ -369,7 +369,7 @@ fn failed_routers_links_recover_unchanged() {
     let (plus, minus) = (Some(Port::XPlus), Some(Port::XMinus));
     assert_eq!(lost, [(1, plus), (3, minus), (2, plus), (1, plus)]);
 
-    // A link stays down while one of its ends is down, whatever the link itself is set to.
+    // A link stays down while one of its ends is down, even if the link itself is set to up.
     fabric.set_link(node(1), Port::XPlus, true).unwrap();
     fabric.set_link(node(3), Port::XPlus, false).unwrap();
     assert_eq!(fabric.set_node(node(3), false), Ok(true));

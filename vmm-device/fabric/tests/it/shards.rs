@@ -211,7 +211,7 @@ proptest! {
         }
     }
 
-    /// Whatever a peer says, it can send only over its own cables.
+    /// A peer can send only over its own cables, regardless of what it claims.
     #[test]
     fn strays_are_refused_and_leave_no_trace(
         (shape, shards) in any_machine(),

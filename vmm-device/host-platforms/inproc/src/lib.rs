@@ -47,7 +47,7 @@ pub trait Backend: Send + Sync {
     fn now_ns(&self) -> u64;
 
     /// Lets the device do its pending work in this thread, and lets time pass. Returns false, at
-    /// once, if the device has threads of its own.
+    /// once, if the device has threads.
     fn pump(&self) -> bool;
 }
 

@@ -66,8 +66,8 @@ impl Arena {
     /// If no free range is large enough.
     pub fn alloc(&self, size: usize, align: usize) -> Result<Buffer, DmaError> {
         let error = DmaError { size, align };
-        // Buffers start at words, so that the typed accesses can be atomic; an empty one
-        // takes a byte, so that each has an address of its own.
+        // Buffers start at words, so that the typed accesses can be atomic; an empty one takes a
+        // byte, so that each has a distinct address.
         let align = align.max(8) as u64;
         let taken = size.max(1) as u64;
         let addr = self.0.free().take(taken, align, 0).ok_or(error)?;

@@ -36,7 +36,7 @@ pub enum AttachError {
 }
 
 impl InProcess {
-    /// Puts a device with `size` bytes of memory of its own at `coords` of `machine`, does what
+    /// Puts a device with `size` bytes of private memory at `coords` of `machine`, does what
     /// firmware would do, and returns the platform to drive it with.
     ///
     /// # Errors
@@ -77,8 +77,8 @@ pub(crate) fn set_up(
         msix.set_control(true, false);
     }
     for index in 0..vectors {
-        // The last word of an entry: not masked. Where its message goes does not matter, as
-        // the sink is told the vector.
+        // The last word of an entry: not masked. Where its message goes does not matter, as the
+        // sink is notified of the vector.
         function.bar_write(MSIX_BAR, u64::from(index) * MSIX_ENTRY_SIZE + 12, &[0; 4]);
     }
     interrupts

@@ -13,7 +13,7 @@ use crate::node::{node_memory, set_up};
 use crate::{AttachError, Backend, InProcess};
 
 impl InProcess {
-    /// Puts a network processor with `size` bytes of memory of its own at `coords` of `torus`, does
+    /// Puts a network processor with `size` bytes of private memory at `coords` of `torus`, does
     /// what firmware would do, and returns the platform to drive it with.
     ///
     /// # Errors

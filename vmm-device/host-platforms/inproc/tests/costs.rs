@@ -3,8 +3,8 @@
 //! instructions, so that none of them grows unnoticed.
 //!
 //! The tests run this program under Valgrind with two numbers of Puts or frames; the difference is
-//! due to these alone, whatever the host does meanwhile. Instructions depend on the compiler, so
-//! with another one they are not counted, and the numbers here must be measured again.
+//! due to these alone, even if the host is busy with other work. Instructions depend on the
+//! compiler, so with another one they are not counted, and the numbers here must be measured again.
 
 use std::collections::HashMap;
 use std::process::Command;
@@ -151,7 +151,7 @@ fn system_calls(what: What, times: u32) -> HashMap<String, i64> {
     calls
 }
 
-/// Whether there is a Valgrind, for programs like this one.
+/// Returns true if there is a Valgrind for programs like this one.
 fn valgrind() -> Result<(), &'static str> {
     let itself = std::env::current_exe().expect("a program knows where it is");
     let mut command = Command::new("valgrind");

@@ -1,9 +1,9 @@
 //! uTofu on a machine in the same process.
 //!
-//! A [`LocalMachine`] has its nodes in this process, and each of them reaches the process's own
-//! memory, as far as it was registered. So several *processes* in the sense of uTofu, each with a
-//! [`Context`](tofu_utofu::Context) of its own, run as threads of one process, without a VM and
-//! without rights, and start in milliseconds.
+//! A [`LocalMachine`] has its nodes in this process. Each node reaches the memory that this process
+//! has registered. Several *processes* in the sense of uTofu, each with its own
+//! [`Context`](tofu_utofu::Context), can therefore run as threads of one process. They need no VM
+//! and no privileges, and start in milliseconds.
 //!
 //! Memory that the process does not have is refused, and memory that it may only read is not
 //! written. Real hardware keeps registered memory in place, but this crate cannot: a program that

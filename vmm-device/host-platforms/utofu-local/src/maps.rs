@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-/// The process's rights to memory of its own.
+/// The process's access rights to its own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
     /// It is not there, all of it or a part, or may not even be read.

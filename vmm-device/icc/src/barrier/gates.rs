@@ -370,7 +370,7 @@ impl Gates {
         let content = Content { bseq, gpid, op: op.into(), value };
         let schedule = &mut self.schedules[bseq as usize & 1];
         if alone {
-            // Whatever an earlier round of the same number did is long over.
+            // An earlier round of the same number ended long ago.
             *schedule = Schedule::default();
         }
         let at_ps = schedule.take(bseq, START_OVERLAP_PS, START_PS);

@@ -15,7 +15,7 @@ use crate::completions::Failures;
 use crate::host::Host;
 use crate::memory::DmaMemory;
 
-/// Shortest time between two dumps of statistics, in nanoseconds, whatever the guest asks for
+/// Shortest time between two dumps of statistics, in nanoseconds, even if the guest asks for less
 /// (ours). It is long enough that the dumps of all nodes of a machine leave engines time for other
 /// work.
 const MIN_INTERVAL_NS: u64 = 100_000;
@@ -74,7 +74,7 @@ impl Faults {
     }
 }
 
-/// Counters that are not registers of their own, and the statistics queue.
+/// Counters without registers, and the statistics queue.
 #[derive(Debug, Default)]
 pub(crate) struct Statistics {
     model: [(AtomicU64, AtomicU64, AtomicU64); NUM_TNI],

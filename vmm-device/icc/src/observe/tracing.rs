@@ -1,4 +1,5 @@
-//! Whether commands are traced, and who learns of their ends.
+//! Traces of commands: the switch that turns them on, and what observes a
+//! command's end.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -8,7 +9,7 @@ use crate::host::Host;
 use crate::observe::trace_events::Event;
 use crate::tlp::Tag;
 
-/// Whether commands are traced.
+/// The switch that turns on traces of commands.
 #[derive(Debug, Default)]
 pub(crate) struct Traced(AtomicBool);
 

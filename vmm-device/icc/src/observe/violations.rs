@@ -1,6 +1,6 @@
 //! Rate-limited log of guest protocol violations.
 //!
-//! The lines have level debug and a target of their own, so that a user can ask for them without
+//! The lines have level debug and a separate target, so that a user can ask for them without
 //! knowing which crate writes them. A guest must not fill the log, so only a few lines are written
 //! per second; the rest is counted.
 
@@ -35,7 +35,8 @@ pub(crate) struct Lately {
 }
 
 impl Lately {
-    /// Whether another line may be written now. If so, returns how many were left out before it.
+    /// Counts a line. Returns the number of lines left out before it, or `None` to leave it out
+    /// too.
     pub(crate) fn take(&mut self, now_ns: u64) -> Option<u64> {
         if now_ns.saturating_sub(self.since_ns) >= SECOND_NS {
             (self.since_ns, self.lines) = (now_ns, 0);
@@ -96,7 +97,7 @@ impl fmt::Display for RegisterName {
     }
 }
 
-/// Returns true if writes to a register have no effect, whatever is written and whenever.
+/// Returns true if no write to a register has any effect.
 pub(crate) fn is_read_only(register: Register) -> bool {
     match register {
         Register::Cq { reg, .. } => {

@@ -15,7 +15,7 @@ pub(crate) const SELF: Coords = Coords::new(0, 0, 0, 0, 0, 0);
 /// Its neighbour, which is not a device.
 pub(crate) const PEER: Coords = Coords::new(0, 0, 0, 1, 0, 0);
 
-/// A host that records what it is told.
+/// A host that records its notifications.
 #[derive(Default)]
 pub(crate) struct Quiet {
     /// Vectors of interrupts.

@@ -1,4 +1,4 @@
-//! Whatever is lost, every frame arrives once and in order.
+//! Every frame arrives once and in order, no matter what is lost.
 
 use proptest::prelude::*;
 use tofu_links::Parameters;

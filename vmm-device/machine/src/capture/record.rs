@@ -583,7 +583,7 @@ impl About {
     }
 }
 
-/// Appends the two headers of a packet without a frame of its own, in the layout of a frame.
+/// Appends the two headers of a packet that has no frame, in the layout of a frame.
 fn tlp(out: &mut Vec<u8>, kind: PacketKind, packet: &Packet<Body>) {
     let each = packet.bytes / u64::from(packet.tlps.max(1));
     let units = each.saturating_sub(ROUTING_HEADER_SIZE as u64).div_ceil(frame::TLP_UNIT as u64);

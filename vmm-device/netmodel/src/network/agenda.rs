@@ -46,7 +46,7 @@ pub(super) struct Agenda {
     buckets: [u32; BUCKETS],
     /// Buckets that hold timers.
     occupied: u16,
-    /// Ports whose links are modelled in full and have timers of their own.
+    /// Ports whose links are modelled in full and have separate timers.
     pub(super) armed: u16,
     /// Timers too late for any bucket.
     far: u32,

@@ -20,7 +20,7 @@ pub(super) enum Which {
 /// The tokens of messages that have lost a frame and may have others in flight.
 #[derive(Debug)]
 pub(super) struct Broken {
-    /// Whether the last frame is lost, too. A whole message with that token is then another one.
+    /// True if the last frame is lost, too. A whole message with that token is then another one.
     tokens: BTreeMap<u64, bool>,
     /// The number that may be remembered before the next check.
     limit: usize,

@@ -41,7 +41,8 @@ impl Node {
         Err(again)
     }
 
-    /// Whether the sender of a watched link has room for a frame; if not, when to check again.
+    /// Checks that the sender of a watched link has room for a frame; if not, returns when to
+    /// retry.
     fn may_send(
         &mut self,
         shared: &mut Shared,
@@ -298,7 +299,7 @@ impl Node {
         }
     }
 
-    /// Accepts or refuses a frame from a watched link. Returns whether it goes on.
+    /// Accepts or refuses a frame from a watched link. Returns true if it is to be forwarded.
     #[cold]
     pub(super) fn check(
         &mut self,

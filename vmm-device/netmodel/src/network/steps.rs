@@ -46,7 +46,7 @@ pub(super) enum Channel {
         /// This is the last hop on the axis.
         last: bool,
     },
-    /// This one, whatever the class.
+    /// This one, for any class.
     Given(u8),
 }
 

@@ -1,5 +1,5 @@
-//! The modelled network: injected messages arrive once and in order, whatever the shape, the load
-//! and the buffers, and take the time of the links and crossbars.
+//! The modelled network: injected messages arrive once and in order, for any shape, load and the
+//! buffers, and take the time of the links and crossbars.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -652,7 +652,7 @@ fn over_all_links(network: &mut Network, log: &mut Log) {
     }
 }
 
-/// The state that a link keeps for errors is dropped with them, at whatever moment they end, and
+/// The state that a link keeps for errors is dropped with them, no matter when they end, and
 /// counters keep their values.
 #[test]
 fn errors_that_end_leave_nothing_behind() {

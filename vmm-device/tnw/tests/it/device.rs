@@ -266,7 +266,7 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever a window contains, packets go out in the order of their numbers and no others do.
+    /// For any contents of a window, packets go out in the order of their numbers and no others do.
     #[test]
     fn any_bytes_of_a_window_that_is_memory(deeds in deeds()) {
         let (pair, windows) = shared();

@@ -230,7 +230,7 @@ fn queue(node: &mut Node, sends: &Sends) -> [Vec<u8>; CHANNELS] {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever the wires do, everything arrives once and in order, on every channel.
+    /// Everything arrives once and in order on every channel, regardless of faults of the wires.
     #[test]
     fn link_keeps_all_in_order(
         to_b in fates(),

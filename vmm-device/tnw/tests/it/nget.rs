@@ -275,8 +275,8 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Each message arrives unchanged, whatever the link does, although memory is reused as soon as
-    /// its Nget is over.
+    /// Each message arrives unchanged, regardless of faults of the link, although memory is reused
+    /// as soon as its Nget is over.
     #[test]
     fn any_loss_leaves_messages_as_they_were(
         lens in prop::collection::vec(1..200_000usize, 1..4),

@@ -166,7 +166,7 @@ impl Space {
         self.uses.drain();
     }
 
-    /// Attaches an endpoint, from whatever domain it is attached to now.
+    /// Attaches an endpoint, and detaches it from its current domain, if any.
     pub(super) fn attach(&self, endpoint: u32, to: u32, bypass: bool) -> Result<(), Failure> {
         if to > DOMAIN_LAST {
             return Err(Failure::Range);

@@ -346,7 +346,7 @@ fn refused_accesses_are_told() {
     driver.guest.needs_reset();
 }
 
-/// Whatever bytes a driver sends, each request is answered, and the device survives.
+/// Each request is answered and the device survives, no matter which bytes a driver sends.
 #[test]
 fn garbage_is_answered() {
     let iommu = Iommu::new();

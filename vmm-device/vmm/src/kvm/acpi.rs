@@ -214,9 +214,9 @@ fn host_bridge(code: &mut Vec<u8>, mmio64: Range<u64>) {
             None,
         ),
     ]);
-    // _OSC: a host bridge interface of PCI Firmware 3.3, section 4.5, that hands
-    // over all it is asked for, as no firmware keeps anything for itself. Whatever
-    // else is asked is answered with "unrecognised UUID" in the first word.
+    // _OSC: a host bridge interface of PCI Firmware 3.3, section 4.5. It grants every control that
+    // the system requests, because no firmware keeps any. Requests with another UUID get
+    // "unrecognised UUID" in the first word.
     let host_bridge_uuid = Uuid::new("33DB4D5B-1FF7-401C-9657-7441C03DD766");
     let (argument, status) = (Arg(3), aml::Path::new("CDW1"));
     let unknown_uuid = Or::new(&status, &status, &4u8);

@@ -227,7 +227,7 @@ fn is_access(data: &[u8]) -> bool {
     matches!(data.len(), 1 | 2 | 4 | 8)
 }
 
-/// A host bridge without registers of its own.
+/// A host bridge without device-specific registers.
 struct HostBridge {
     config: ConfigSpace,
 }

@@ -293,7 +293,7 @@ mod tests {
         platform.write(layout::PORT_CMOS, &[0x8f]).unwrap();
         platform.write(layout::PORT_CMOS + 1, &[0x5a]).unwrap();
         assert_eq!(cmos(&platform, 0x0f), 0x5a);
-        // The time is the host's, whatever the guest writes.
+        // The time is the host's; what the guest writes is ignored.
         platform.write(layout::PORT_CMOS, &[0x08]).unwrap();
         platform.write(layout::PORT_CMOS + 1, &[0x99]).unwrap();
         assert!(cmos(&platform, 0x08) <= 0x12);

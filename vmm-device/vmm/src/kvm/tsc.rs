@@ -38,7 +38,7 @@ fn look() -> Option<(u64, Instant)> {
     looks.min_by_key(|(took, ..)| *took).map(|(_, ticks, now)| (ticks, now))
 }
 
-#[expect(unsafe_code, reason = "the counter is read by an instruction of its own")]
+#[expect(unsafe_code, reason = "the counter is read by a special instruction")]
 fn counter() -> u64 {
     // SAFETY: it reads a register. Where the kernel forbade it, no program would run: the system's
     // own clock reads it, too.

@@ -83,8 +83,8 @@ impl Windows {
         Self { vm, slots, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Makes writes at `offset` of BAR `bar`, of whatever length and value, signal
-    /// `event`; the function does not see them. Reads still reach it.
+    /// Makes writes at `offset` of BAR `bar`, of any length and value, signal `event`; the function
+    /// does not see them. Reads still reach it.
     ///
     /// # Errors
     /// [`Error::Attach`] for a bad place, [`Error::Kvm`] if KVM refuses.

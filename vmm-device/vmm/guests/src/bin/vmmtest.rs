@@ -91,8 +91,8 @@ fn overflow(depth: u64) -> u64 {
 fn triple_fault() -> i32 {
     let table = [0u8; 16];
     let pointer = [0u16; 5];
-    // SAFETY: none of this can be survived, on purpose: service_gate is told to
-    // run `load`, which takes the IDT away, and then #UD has nowhere to go.
+    // SAFETY: none of this can be survived, on purpose: service_gate is instructed to run `load`,
+    // which takes the IDT away, and then #UD has nowhere to go.
     unsafe {
         asm!(
             "lea rax, [2f]", "int3", "ud2",
