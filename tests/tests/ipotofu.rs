@@ -812,8 +812,8 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever a third node sends, frames between two nodes that fetch from each other are
-    /// correct, and the two keep working.
+    /// Regardless of what a third node sends, frames between two nodes that fetch from each other
+    /// are correct, and the two keep working.
     #[test]
     fn hostile_node_does_not_block_fetches(
         packets in proptest::collection::vec((hostile(), any::<bool>()), 1..60),
@@ -855,7 +855,7 @@ proptest! {
         prop_assert!(!nodes[1].is_fetching());
     }
 
-    /// Whatever links are down, as long as no node is cut off, each node gets one copy.
+    /// As long as no node is cut off, each node gets one copy, no matter which links are down.
     #[test]
     fn broadcasts_reach_nodes_with_links_down(
         down in proptest::collection::vec((0u32..12, 0usize..4), 0..6),

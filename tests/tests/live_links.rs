@@ -214,8 +214,8 @@ fn busy_host_times_no_command_out() {
     }
 }
 
-/// Each frame of an answer tells the position of its data in the message, whatever padding was
-/// added on the link.
+/// Each frame of an answer tells the position of its data in the message, regardless of the padding
+/// that was added on the link.
 #[test]
 fn padded_answers_frames_locate_their_data() {
     let shape: Shape = SHAPE.parse().unwrap();

@@ -127,7 +127,7 @@ fn combine(op: ArmwOp, old: u64, x: u64) -> u64 {
         ArmwOp::Xor => old ^ x,
         ArmwOp::And => old & x,
         ArmwOp::Or => old | x,
-        ArmwOp::CompareAndSwap => unreachable!("a case of its own"),
+        ArmwOp::CompareAndSwap => unreachable!("handled as a separate case"),
     }
 }
 
@@ -310,8 +310,8 @@ proptest! {
         }
     }
 
-    /// Whatever a descriptor contains, the queue ends it with one completion or stops with an
-    /// exception, and the neighbours keep working.
+    /// The queue ends any descriptor with one completion or stops with an exception, and the
+    /// neighbours keep working.
     #[test]
     fn any_descriptor_ends(
         words in prop::collection::vec(any::<[u64; 4]>(), 1..20),

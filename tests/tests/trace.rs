@@ -171,7 +171,7 @@ fn packets_have_their_part_at_the_target() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a guest has in its queue.
+    /// A guest may have anything in its queue.
     #[test]
     fn sums_are_those_of_the_counters(
         descriptors in prop::collection::vec(any::<([u64; 4], u8)>(), 1..48),

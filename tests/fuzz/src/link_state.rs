@@ -100,7 +100,7 @@ fn step(
     assert!(told <= 32, "{told} nodes told in one go");
 }
 
-/// A packet is tried at most twice on each way, whatever is known.
+/// A packet is tried at most twice on each path, regardless of the known link state.
 fn send(outbound: &mut Outbound<Heap>, to: Coords, now_ns: u64) {
     let mut queue = TestQueue::new(1);
     outbound.post(&mut queue, to, &[&[0]], now_ns);

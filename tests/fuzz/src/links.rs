@@ -177,7 +177,7 @@ impl End {
         Ok(())
     }
 
-    /// Invariants that hold whatever the other end sends.
+    /// Invariants that hold for anything that the other end sends.
     fn check(&self) {
         assert!(usize::from(self.sender.unacknowledged()) <= WINDOW);
         let queue = self.parameters.queue_bytes / u32::from(self.parameters.row);

@@ -60,7 +60,7 @@ fn act(device: &Node, u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Invariants of the function that hold whatever was written to it.
+/// Invariants of the function that hold after any write.
 fn check(device: &Node) {
     let mut id = [0; 4];
     device.config_read(regs::VENDOR_ID, &mut id);

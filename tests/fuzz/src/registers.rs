@@ -23,7 +23,7 @@ pub fn run(data: &[u8]) {
     while !u.is_empty() && act(&world, &mut u).is_ok() {}
     world.run(16);
     world.bystanders_transfer();
-    // Whatever happened, a reset brings a node back.
+    // After any of this, a reset brings a node back.
     for node in [0, 1] {
         world.nodes[node].reset();
         world.allow_dma(node);

@@ -147,7 +147,7 @@ fn run_actions(data: &[u8], actions: &[Action]) {
         world.torus.run_pending();
     }
     world.transfer(2);
-    // Whatever happened, a reset brings the others back.
+    // After any of this, a reset brings the others back.
     world.torus.wires().set_faults(None).expect("no link is named");
     for node in &world.nodes[..3] {
         let _ = world.torus.wires().fabric().set_link(node.coords(), X_PLUS.port(), true);

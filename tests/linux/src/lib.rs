@@ -37,7 +37,7 @@ const PROGRESS: &str = "tofu: image: ";
 /// One machine at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A place for machines. Whatever still runs in it at the end is stopped.
+/// A place for machines. Those that still run at the end are stopped.
 pub struct Place {
     folder: TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -203,7 +203,7 @@ impl Place {
         None
     }
 
-    /// A new place, whatever the host supports.
+    /// A new place, regardless of what the host supports.
     pub fn empty() -> Self {
         // A failed test leaves nothing that affects the next one.
         let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -142,7 +142,7 @@ fn utofu_barriers(nodes: &Nodes) {
     assert_eq!(nodes.job(&["-n", "4", "./barriers", "take"], PATIENCE), expected);
 }
 
-/// A process whose device is reset is told so by its next polls, and starts over; tofu0 does so by
+/// A process learns of a reset of its device from its next polls, and starts over; tofu0 does so by
 /// itself. A forked child has its own queues.
 fn utofu_resets_and_forks(nodes: &Nodes) {
     let waits = nodes.sdk.command(&nodes.place, &["run", "-n", "2", "./barriers", "reset"]);

@@ -1,5 +1,5 @@
-//! Jobs that share nodes, each as a separate user. None reaches what belongs to another, whatever
-//! it writes, with the kernel driver as well as with VFIO, where `tofud` keeps them apart.
+//! Jobs that share nodes, each as a separate user. None reaches what belongs to another, regardless
+//! of what it writes, with the kernel driver as well as with VFIO, where `tofud` keeps them apart.
 
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{Image, PATIENCE, Place, Running, driver, interrupt, kill, wait_for};

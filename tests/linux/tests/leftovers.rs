@@ -1,4 +1,4 @@
-//! Whatever process is killed, no process, socket or file is left.
+//! After any process is killed, no process, socket or file is left.
 
 use tofu_linux_tests::{Image, MOMENT, Place, interrupt, janitor, kill, wait_for};
 

@@ -38,7 +38,7 @@ fn machine(test: &str) -> Option<Place> {
             .arg(here.join("../../guest-lib/utofu/c/include"))
             .arg(&library));
     }
-    // A node has no C library of its own.
+    // A node does not have a C library.
     let list =
         run(Command::new("ldd").arg(&program).env("LD_LIBRARY_PATH", library.parent().unwrap()));
     let mut libraries: Vec<_> = list
@@ -90,7 +90,7 @@ fn rounds(out: &str) -> BTreeSet<(u32, u64)> {
     out.lines().filter_map(line).collect()
 }
 
-/// Whether a program that uses VFIO by itself gets the device.
+/// Returns true if a program that uses VFIO by itself gets the device.
 fn others_have_it(place: &Place) -> Said {
     place.exec("0", &["tofu-guest", "selftest"])
 }
@@ -117,8 +117,8 @@ fn that_nobody_counted(place: &Place) {
     assert_eq!(said.code, Some(1), "{said:?}");
     let text = "UTOFU_ERR_FULL: Tofu device: no control queue is free on all TNIs";
     assert!(said.err.contains(text), "{said:?}");
-    // A queue belongs to its process, whatever process has inherited the descriptors. Another
-    // process keeps the device open meanwhile.
+    // A queue belongs to its process, no matter which process has inherited the descriptors.
+    // Another process keeps the device open meanwhile.
     let mut other = place.start(&processes("0", &["orphan", "/tmp/go"]));
     assert_eq!(other.line(), "ready\n");
     place.run(&processes("0", &["heir", "/tmp/go"])).ok();

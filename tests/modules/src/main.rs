@@ -5,9 +5,9 @@
 //! ```
 //!
 //! A module uses another one if a path in its code, a `use` included, leads to an item that is
-//! defined there, whatever re-exports it goes through. `mod child;` and `pub use child::Item` alone
-//! are no use of the child. What is compiled for tests only does not count. Modules in one file
-//! are one, named by the file.
+//! defined there, no matter how many re-exports lie between. `mod child;` and `pub use child::Item`
+//! alone are no use of the child. What is compiled for tests only does not count. Modules in one
+//! file are one, named by the file.
 //!
 //! A use that must close a cycle is explained in the comment at the top of its module, in a line
 //! that begins with `Cycle:` and the path of the other module in backticks:

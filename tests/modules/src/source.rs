@@ -135,7 +135,7 @@ pub(crate) fn read_crate(root: &Path) -> anyhow::Result<Crate> {
     Ok(crate_)
 }
 
-/// Reads a module's file, whose children without a path of their own are in `folder`.
+/// Reads a module's file, whose children without a `path` attribute are in `folder`.
 fn read_file(
     crate_: &mut Crate,
     file: &Path,

@@ -102,7 +102,7 @@ fn rounds(devices: &[Device<InProcess>], rounds: u64) {
             devices[..n].iter().map(|d| gate_at(d.coords(), tni(), bch)).collect();
         for (rank, device) in devices[..n].iter().enumerate() {
             let mut gates = algorithm(&members, rank);
-            // Relays of its own for each group.
+            // Separate relays for each group.
             renumber(&mut gates, |bg| if bg < 16 { bg } else { bg + 6 * bch });
             // Some sleep until the interrupt, some only poll.
             let interrupts = if rank % 3 == 0 { BgsIrqs::ALL } else { BgsIrqs::NONE };
