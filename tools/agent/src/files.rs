@@ -22,7 +22,7 @@ pub fn name_of(path: &Path) -> io::Result<&OsStr> {
         Some(Component::Normal(name)) => Ok(name),
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("{} has no name of its own; name a file or folder", path.display()),
+            format!("{} does not end in a name; name a file or folder", path.display()),
         )),
     }
 }
@@ -102,8 +102,9 @@ fn add<W: Write>(
     }
 }
 
-/// Bytes of a file that are read before its header is written. They count, whatever size the file
-/// has according to its metadata: files of `/sys` say 4096, and files of users may grow.
+/// Bytes of a file that are read before its header is written. They count regardless of the size
+/// that the file has according to its metadata: files of `/sys` say 4096, and files of users may
+/// grow.
 const READ_FIRST: u64 = 1 << 20;
 /// The same for files without a size, as those of `/proc`. Their rest could not be announced.
 const MOST_WITHOUT_SIZE: u64 = 64 << 20;

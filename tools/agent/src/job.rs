@@ -45,11 +45,11 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Starts a program, in a process group of its own.
+    /// Starts a program in a new process group.
     ///
     /// # Errors
     ///
-    /// Whether there is no such program, and the reason for which it cannot be run.
+    /// True if there is no such program, and the reason for which it cannot be run.
     pub(crate) fn spawn(exec: &Exec) -> Result<(Arc<Self>, Child), (bool, String)> {
         let mut args = exec.args.iter();
         let mut terminal = None;
@@ -96,8 +96,8 @@ impl Job {
         Ok((Arc::new(job), child))
     }
 
-    /// Moves the program's streams and waits for it, on threads of their own. `end` is called
-    /// once the program has ended and tells whether the host must be informed.
+    /// Moves the program's streams and waits for it, on separate threads. `end` is called once the
+    /// program has ended and tells whether the host must be informed.
     pub(crate) fn attend(
         self: &Arc<Self>,
         mut child: Child,
@@ -224,7 +224,7 @@ impl Job {
         if let (false, Some(signal)) = (*gone, Signal::from_named_raw(number)) {
             // It may have ended and not been waited for; then the signal has no target.
             if kill_process_group(self.group, signal).is_err() && self.terminal.is_some() {
-                // Before it has its terminal, it has no group of its own.
+                // Before it has its terminal, it is still in our group.
                 let _ = kill_process(self.group, signal);
             }
         }

@@ -49,9 +49,9 @@ struct Server<R> {
     report: R,
 }
 
-/// Serves the ranks of one job of `size` ranks for ever. `mapping` says which of them share a
-/// node, in PMI's notation, as in `(vector,(0,2,1))`: from node 0 on, two nodes with one rank
-/// each. `report` is told when a rank wants the job to end.
+/// Serves the ranks of one job of `size` ranks for ever. `mapping` says which of them share a node,
+/// in PMI's notation, as in `(vector,(0,2,1))`: from node 0 on, two nodes with one rank each.
+/// `report` is notified when a rank wants the job to end.
 ///
 /// # Errors
 ///

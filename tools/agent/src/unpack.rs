@@ -310,7 +310,7 @@ fn below_top(path: &Path, top: &mut Option<OsString>) -> io::Result<PathBuf> {
     let refused = |why: &str| Err(invalid(format!("the archive holds {}, {why}", path.display())));
     let mut parts = path.components();
     let Some(Component::Normal(first)) = parts.next() else {
-        return refused("which is not in a folder of its own");
+        return refused("outside the archive's folder");
     };
     if top.get_or_insert_with(|| first.to_owned()) != first {
         return refused("and more than one file or folder");

@@ -1,5 +1,4 @@
-//! Programs that are run as users of their own, so that jobs on a node are isolated from each
-//! other.
+//! Programs that are run as separate users, so that jobs on a node are isolated from each other.
 
 use std::fs;
 use std::io;

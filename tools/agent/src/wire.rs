@@ -1,9 +1,9 @@
 //! Messages and their frames.
 //!
-//! A frame is a message in postcard's format, made free of zero bytes by COBS, and a zero byte.
-//! So a reader that joins in the middle of a stream, or after a peer that died in the middle of a
-//! frame, finds the next message after the next zero, whatever came before. That matters because a
-//! virtio port outlives the programs on both of its sides.
+//! A frame is a message in postcard's format, made free of zero bytes by COBS, and a zero byte. So
+//! a reader that joins in the middle of a stream, or after a peer that died in the middle of a
+//! frame, finds the next message after the next zero, regardless of what came before. That matters
+//! because a virtio port outlives the programs on both of its sides.
 //!
 //! # Course of a session
 //!

@@ -52,7 +52,7 @@ proptest! {
         prop_assert_eq!(read_all(&stream), (messages, 0));
     }
 
-    /// Whatever came before, the message after the next zero is received.
+    /// The message after the next zero is received, regardless of what came before.
     #[test]
     fn garbage_ends_at_a_zero(
         garbage in proptest::collection::vec(any::<u8>(), 0..2000),

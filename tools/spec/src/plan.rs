@@ -413,7 +413,7 @@ impl Plan {
         self.nodes.get(node.index())?.role.vm()?.1
     }
 
-    /// Returns whether the machine stays up until it is told to end, rather than until its programs
+    /// Returns whether the machine stays up until a command ends it, rather than until its programs
     /// have ended.
     pub fn stays_up(&self) -> bool {
         self.linux().any(|(_, linux)| linux.guest.is_none())

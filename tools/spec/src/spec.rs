@@ -378,7 +378,7 @@ impl MachineSpec {
         self.merged(lower)
     }
 
-    /// Returns what is asked of the guests of nodes without settings of their own.
+    /// Returns the settings for guests of nodes without specific settings.
     pub(crate) fn guests(&self) -> GuestSpec {
         guest_spec!(self)
     }

@@ -83,7 +83,7 @@ impl MemorySize {
     pub(crate) const OVERHEAD: Self = Self(1 << 20);
     /// For a Linux node.
     pub const LINUX_DEFAULT: Self = Self(256 << 20);
-    /// The least memory for a Linux node, whatever its kernel and initramfs.
+    /// The least memory for a Linux node, for any kernel and initramfs.
     pub(crate) const LINUX_LEAST: Self = Self(80 << 20);
     pub(crate) const ALLOWED: &str = "a whole number with KiB, MiB or GiB, such as \"16MiB\", \
                                       from 2MiB to 1024GiB, in 4KiB steps";
@@ -289,7 +289,7 @@ choices! {
     Trapped = "trapped",
     /// Doorbells are shared memory that engines watch; nothing leaves the guest
     Polled = "polled",
-    /// Whatever suits this host and the number of nodes
+    /// Choose what suits this host and the number of nodes
     Auto = "auto",
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn choice<T: Choice + Send + Sync>() -> impl TypedValueParser<Value =
     PossibleValuesParser::new(known).try_map(|word| word.parse::<T>())
 }
 
-/// A machine: its nodes, and what goes on in it.
+/// A machine: its nodes, links and programs.
 #[derive(Debug, Clone, Default, Parser)]
 pub(crate) struct MachineArgs {
     /// Which machine.
@@ -638,7 +638,7 @@ mod tests {
         let message = case.error(&["--boot", "tofu", "--boot-server", "1,0,0,0,0,0"]);
         assert_eq!(message, "boot server at (1,0,0,0,0,0): the shape 1x1x1x2x3x2 has no such node");
         let message = case.error(&["--boot", "tofu", "--shape", "1x1x1x1x1x1"]);
-        assert!(message.contains("need a boot server on a node of its own"), "{message}");
+        assert!(message.contains("need a boot server on a separate node"), "{message}");
     }
 
     #[test]

@@ -353,7 +353,7 @@ fn check_modelled(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanErro
     Ok(())
 }
 
-/// The nodes with a role of their own.
+/// The nodes with a special role.
 struct Places<'a> {
     gateway: Option<NodeId>,
     /// The settings of nodes in a machine file.
@@ -482,7 +482,7 @@ fn default_shape(spec: &MachineSpec) -> Shape {
     }
 }
 
-/// Makes the boot server, on a node of its own.
+/// Makes the boot server, on a separate node.
 fn boot_server(
     spec: &MachineSpec,
     nodes: &mut [NodePlan],

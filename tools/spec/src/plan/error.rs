@@ -88,7 +88,7 @@ pub enum PlanError {
     #[error("boot server at {at}: that node is the gateway; give another one")]
     BootServerAtGateway { at: Coords },
     #[error(
-        "nodes that boot over the torus need a boot server on a node of its own; give --shape or \
+        "nodes that boot over the torus need a boot server on a separate node; give --shape or \
          --nodes so that one is left"
     )]
     NoBootServer,

@@ -78,7 +78,7 @@ fn words(what: &EventKind) -> String {
         }
         EventKind::Died { why } => format!("off: {why}"),
         EventKind::Paused => "paused".to_owned(),
-        EventKind::Resumed => "goes on".to_owned(),
+        EventKind::Resumed => "resumed".to_owned(),
         EventKind::Attached => "a client has attached".to_owned(),
         EventKind::Detached => "the client has left".to_owned(),
         EventKind::Link { port, up } => {

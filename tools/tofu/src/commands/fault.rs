@@ -173,7 +173,7 @@ fn text(report: Option<&FaultReport>) -> String {
     let Some(report) = report else { return "no faults".into() };
     let links = match report.links {
         0 => String::new(),
-        n => format!(" ({n} links have faults of their own)"),
+        n => format!(" ({n} links with individual faults)"),
     };
     format!(
         "{}{links}\nlost {}, duplicated {}, reordered {}, corrupted {}, undetected {}",

@@ -219,7 +219,7 @@ fn refuse(node: &NodeInfo) -> anyhow::Result<()> {
              `tofu up --linux --vmm qemu` has nodes that it can"
         ),
         "tofu" => bail!("node {number} is a small guest; tofu gdb is for Linux nodes under QEMU"),
-        _ => bail!("node {number} has no virtual machine of its own ({})", node.kind),
+        _ => bail!("node {number} has no virtual machine ({})", node.kind),
     }
 }
 

@@ -200,7 +200,7 @@ fn leaf(value: &Value) -> Option<String> {
     })
 }
 
-/// Parts without parts of their own, in one line if they fit.
+/// Leaves of the tree, in one line if they fit.
 fn on_one_line(indent: usize, name: &str, parts: &[(String, Value)]) -> Option<String> {
     let words = parts.iter().map(|(name, value)| {
         let value = leaf(value).filter(|value| !value.contains(' '))?;

@@ -171,7 +171,7 @@ const ARM64_FILES: [(&str, &str); 3] = [
     ("arm64.cmake", include_str!("sdk/arm64.cmake")),
     ("examples/sve.c", include_str!("../../../../guest-lib/utofu/examples/run/sve.c")),
 ];
-/// For CMake, whatever the processors.
+/// For CMake, on any processors.
 const CMAKE: &str = include_str!("sdk/tofu-config.cmake");
 
 /// Compiles programs for such nodes.

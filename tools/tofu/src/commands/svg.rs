@@ -161,7 +161,7 @@ impl<'a> Picture<'a> {
         let last = shape.iter().last().unwrap_or_default();
         let corner = self.corner(last);
         Point {
-            // The title and the legend need some width of their own.
+            // The title and the legend need a minimum width.
             x: (corner.x + self.width + MARGIN).max(700),
             y: corner.y + self.height + GAP / 2 + LEGEND,
         }

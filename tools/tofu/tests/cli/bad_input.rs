@@ -31,7 +31,7 @@ fn words_that_mean_nothing() {
         (&["exec", "0"], "<CMD>"),
         (&["cp", "a", "b"], "neither a nor b is on a node; write NODE:PATH"),
         (&["cp", "0:a", "1:b"], "both are on nodes"),
-        (&["cp", "0:/", "b"], "has no name of its own"),
+        (&["cp", "0:/", "b"], "does not end in a name"),
         (&["cp", "/no/such/file", "0:/tmp"], "cannot read /no/such/file: No such file"),
         (&["up", "--linux", "--guest", "puts", "--detach"], "every Linux node runs a program to"),
         (&["ps", "--log", "device=loud"], "a level is off, error, warn, info, debug or trace"),

@@ -130,14 +130,14 @@ impl Browser {
         self.command("Emulation.setDeviceMetricsOverride", size);
     }
 
-    /// Whether people like it dark.
+    /// True if the user prefers a dark color scheme.
     pub(crate) fn prefers(&mut self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
         self.command("Emulation.setEmulatedMedia", json!({ "features": features }));
     }
 
     /// Elements that take the focus and have no name or, of buttons, the name of another one: a
-    /// screen reader could not tell what it is. In the head of a table it is told that it is there.
+    /// screen reader could not tell what it is. In the head of a table it learns that there is one.
     pub(crate) fn nameless(&mut self) -> Vec<String> {
         let tree = self.command("Accessibility.getFullAXTree", json!({}));
         let tree = tree["nodes"].as_array().unwrap();

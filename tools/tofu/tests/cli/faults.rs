@@ -39,7 +39,7 @@ fn guests_find_undetected_damage() {
     if !place.can_boot("guests_find_undetected_damage") {
         return;
     }
-    // Without checks of its own, the stack hands damaged data to the program, which compares it.
+    // Without its own checks, the stack hands damaged data to the program, which compares it.
     let up = ["up", "--shape", "1x1x1x2x1x1", "--guest", "httpd", "--timeout", "20s"];
     let said = place.run(&[&up[..], &["--faults", "undetected=20%"]].concat());
     assert_eq!(said.code, Some(1), "{said:?}");

@@ -17,7 +17,7 @@ const LONGEST: Duration = Duration::from_secs(900);
 /// Four nodes in a row, divided in the middle.
 const SHAPE: &str = "4x1x1x1x1x1";
 
-/// A stand-in for ssh(1): each host is this host with a cache of its own.
+/// A stand-in for ssh(1): each host is this host with a separate cache.
 const SSH: &str = r#"#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 if [ "$2" = nowhere ]; then
@@ -190,7 +190,7 @@ fn bad_host_is_reported_with_its_line() {
     assert!(hosts.caches("one").is_empty() && hosts.caches("two").is_empty());
     refused(&format!("{one}two {first}\n"), &[], &["hosts.txt", "two shards cannot listen at"]);
     refused("-x\n", &[], &["hosts.txt:1: -x: a line is [USER@]HOST"]);
-    refused("# nobody\n", &[], &["hosts.txt: no hosts"]);
+    refused("# none\n", &[], &["hosts.txt: no hosts"]);
     refused(&one.repeat(5), &[], &["4x1x1x1x1x1 cannot be cut into 5 shards"]);
     refused(&one, &["--guest", "none"], &["none"]);
     // A shard that fails to start ends those that wait for it.

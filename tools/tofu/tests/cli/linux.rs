@@ -170,7 +170,7 @@ fn stand_in(place: &Place, more: &[&str]) -> String {
     said.unwrap_or_else(|| panic!("{error}")).to_owned()
 }
 
-/// Whatever QEMU does, it reaches nothing of the host's and of the user's.
+/// QEMU reaches no files or processes of the host and of the user.
 #[test]
 fn replaced_qemu_is_noticed() {
     let test = "replaced_qemu_is_noticed";

@@ -211,7 +211,7 @@ fn killed_rank_hurts_no_other() {
     assert!(said.err.contains("rank 1") && said.err.contains("SIGKILL"), "{said:?}");
 }
 
-/// A child has no node of its own, and does not wait for its parent's.
+/// A child does not have a node, and does not wait for its parent's.
 #[test]
 fn forked_rank_keeps_its_queue() {
     let jobs = Jobs::new();

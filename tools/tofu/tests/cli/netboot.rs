@@ -165,5 +165,5 @@ fn mistakes_are_named() {
     let text = error(&["--boot-server", "9,0,0,0,0,0"]);
     assert!(text.contains("boot server at (9,0,0,0,0,0): the shape 1x1x1x2x3x2 has no"), "{text}");
     let text = error(&["--shape", "1x1x1x1x1x1"]);
-    assert!(text.contains("a boot server on a node of its own"), "{text}");
+    assert!(text.contains("a boot server on a separate node"), "{text}");
 }

@@ -123,7 +123,7 @@ fn carry(ends: [File; 2], trouble: &Trouble) {
         let longest = Duration::from_millis(50);
         let wait = next.map_or(longest, |due| due.saturating_duration_since(Instant::now()));
         let mut fds = ends.each_ref().map(|end| PollFd::new(end, PollFlags::IN));
-        // Frames that are due are looked at whatever it says.
+        // Frames that are due are looked at regardless of what it says.
         let _ = poll(&mut fds, Some(&Timespec::try_from(wait.min(longest)).unwrap()));
         for (from, queue) in queues.iter_mut().enumerate() {
             let mut frame = [0; FRAME];

@@ -21,7 +21,7 @@ pub(crate) fn artefact(name: &str) -> PathBuf {
     folder.unwrap_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR"))).join(name)
 }
 
-/// A place for machines. Whatever still runs in it at the end is ended.
+/// A place for machines. Those that still run at the end are stopped.
 pub(crate) struct Place {
     folder: TempDir,
 }

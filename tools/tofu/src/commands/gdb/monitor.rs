@@ -43,7 +43,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Whether the node's processors run.
+    /// True if the node's processors run.
     pub(super) fn is_running(&mut self) -> anyhow::Result<bool> {
         let status = self.0.command("query-status", json!({}))?;
         Ok(status["running"] == true)

@@ -287,7 +287,7 @@ impl View {
         true
     }
 
-    /// Draws all of it, whatever the size.
+    /// Draws all of it, at any size.
     pub(super) fn draw(&self, area: Rect, out: &mut Buffer) {
         let mut put = |y: u16, text: &str, style: Style| {
             if y < area.height {

@@ -1,4 +1,4 @@
-//! `--detach`: a process of its own runs the machine, and the command returns when that is ready.
+//! `--detach`: a background process runs the machine, and the command returns when that is ready.
 //!
 //! The process is started with the same arguments, the same terminal, and the writing end of a pipe
 //! as its standard input. It closes all three when the machine is ready; so the command sees the

@@ -52,7 +52,7 @@ fn passed_on(
             true => {}
             // -cFILE
             false if arg.starts_with("-c") => {}
-            // Whatever its value looks like, the value is not an option.
+            // The value is not an option, even if it looks like one.
             false if arg == "--args" => {
                 let value = args.next().unwrap_or_default().into_string();
                 passed.extend([

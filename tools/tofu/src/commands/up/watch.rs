@@ -78,7 +78,7 @@ pub(crate) fn watch(
         boots: Board::new(plan.netbooted()),
     };
 
-    // On a thread of its own, so that events are seen while others boot.
+    // On a separate thread, so that events are seen while others boot.
     let machine = thread::scope(|scope| {
         let starting = scope.spawn(move || {
             let machine = backend.start(plan, sender.clone());
