@@ -1,11 +1,11 @@
 //! Builds the programs for nodes and embeds them.
 //!
-//! Those of tools/guests run without an operating system. They are a workspace of their own (no
-//! std, panic = "abort"), so they get their own cargo. Those for Linux nodes are packages of
-//! this workspace, but linked statically, because there may be nothing else in a guest: another
-//! cargo builds all of them. Both build in the folder `programs` of the target folder, which all
-//! profiles share: the programs are the same for all. The first sentence of its documentation
-//! describes every binary.
+//! Those of tools/guests run without an operating system. They are a separate workspace (no std,
+//! panic = "abort"), so they get their own cargo. Those for Linux nodes are packages of this
+//! workspace, but linked statically, because there may be nothing else in a guest: another cargo
+//! builds all of them. Both build in the folder `programs` of the target folder, which all profiles
+//! share: the programs are the same for all. The first sentence of its documentation describes
+//! every binary.
 //!
 //! With TOFU_SKIP_PROGRAMS set, nothing is built or embedded: the command then compiles in seconds,
 //! for `cargo check`, and has no guests.

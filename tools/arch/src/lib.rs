@@ -1,6 +1,6 @@
 //! The processors of guests and of programs: their names, and which of them an ELF file is for.
 //!
-//! A crate of its own, because the command and the agent, a small program in each node, need the
+//! A separate crate, because the command and the agent, a small program in each node, need the
 //! same.
 #![forbid(unsafe_code)]
 

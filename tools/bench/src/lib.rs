@@ -265,7 +265,7 @@ struct Modelled {
 }
 
 /// Puts between devices of a generation compared with Puts between TofuD's, all in this process.
-/// Fugaku's are compared with others of their own kind, which shows how precise the figures are.
+/// Fugaku's are compared with others of the same kind, which shows how precise the figures are.
 #[derive(Debug, Serialize)]
 struct OfGeneration {
     generation: &'static str,

@@ -31,8 +31,8 @@ const QUIET: Duration = Duration::from_secs(10);
 /// The time to sleep at most. Frames come sooner, unless a wake-up was missed.
 const NAP: smoltcp::time::Duration = smoltcp::time::Duration::from_millis(50);
 
-/// A network namespace with interfaces of its own, so that nothing on the host is changed. Dropping
-/// it removes it.
+/// A network namespace with its own interfaces, so that nothing on the host is changed. Dropping it
+/// removes it.
 pub(crate) struct Namespace {
     child: Child,
 }

@@ -151,7 +151,7 @@ impl Link {
         self.closed.load(SeqCst) || ready.is_ok_and(|_| !fds[0].revents().is_empty())
     }
 
-    /// Whether the connection is established.
+    /// True if the connection is established.
     ///
     /// # Errors
     ///

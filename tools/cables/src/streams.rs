@@ -61,7 +61,7 @@ pub(crate) struct Streams {
     send: Box<Send>,
     table: Mutex<HashMap<Key, Arc<Stream>>>,
     next: AtomicU32,
-    /// Whether a thread serves the streams, and the event that wakes it up.
+    /// True if a thread serves the streams, and the event that wakes it up.
     pump: Mutex<bool>,
     wake: OnceLock<OwnedFd>,
 }

@@ -571,8 +571,8 @@ fn machines_put_until_one_of_them_goes() {
     assert_eq!(put(&mut near.cq, to, 8), Rcode::LINK_DOWN);
 }
 
-/// Whatever a shard with the right certificate sends, the others keep communicating, and an honest
-/// shard may replace it.
+/// Regardless of what a shard with the right certificate sends, the others keep communicating, and
+/// an honest shard may replace it.
 #[test]
 fn hostile_shard_leaves_the_others_working() {
     let (_folder, dir) = folder(3);

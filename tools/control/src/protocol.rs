@@ -278,7 +278,7 @@ pub struct InspectRequest {
 }
 
 impl InspectRequest {
-    /// The most values that are shown, whatever the client asks for.
+    /// The most values that are shown, even if the client asks for more.
     pub const MOST: u32 = 1 << 18;
 
     /// Returns the default number of levels, which is all.
@@ -309,7 +309,7 @@ pub struct TranslateRequest {
     /// The number of bytes, up to the length of a message.
     #[serde(default = "TranslateRequest::length")]
     pub length: u32,
-    /// Whether to translate as for a write.
+    /// True to translate as for a write.
     #[serde(default)]
     pub write: bool,
 }

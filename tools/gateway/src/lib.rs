@@ -9,7 +9,7 @@
 //! - [`Tap`], a network interface of the host's kernel, which needs CAP_NET_ADMIN;
 //! - others, such as a boot server.
 //!
-//! Whatever nodes send, nothing here panics, blocks, or takes memory without bound.
+//! Nothing that nodes send makes this crate panic, block, or allocate without bound.
 #![deny(unsafe_code)]
 
 mod antispoof;

@@ -616,7 +616,7 @@ impl Tenant for Stack {
     }
 }
 
-/// Whether a frame is of interest to the owner of this address, and to others.
+/// Returns whether a frame is for the owner of this address, and whether it is for others.
 fn wanted(frame: &[u8], own: Ipv4Addr) -> (bool, bool) {
     let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return (false, true) };
     let asked = match ethernet.ethertype() {

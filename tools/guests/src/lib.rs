@@ -199,7 +199,7 @@ impl Numbering {
 struct Setup {
     places: Numbering,
     rank: u32,
-    /// Whether to poll instead of waiting for interrupts.
+    /// True to poll instead of waiting for interrupts.
     polling: bool,
     device: Device<NodePlatform>,
 }

@@ -60,7 +60,7 @@ pub enum Origin {
 /// A QEMU and how to start it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qemu {
-    /// The program to run: QEMU, or the dynamic loader of its own libraries.
+    /// The program to run: QEMU, or the dynamic loader that comes with its libraries.
     pub program: PathBuf,
     /// Arguments that come before all others.
     pub args_prefix: Vec<OsString>,

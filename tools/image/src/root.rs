@@ -117,7 +117,7 @@ impl RootAccess {
         let shell = run::find("sh").unwrap_or_else(|| "/bin/sh".into());
         let mut command = self.command(&shell).ok_or_else(|| Error::NoTool {
             tool: "a root user, real or in a user namespace,".into(),
-            purpose: "run programs in a root file system of their own",
+            purpose: "run programs in a separate root file system",
             remedy: "allow user namespaces on this host, or run this as root",
         })?;
         command.args(["-c", ENTER, "enter"]).arg(root).arg(argument);

@@ -28,8 +28,8 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
         })
 }
 
-/// Returns a command for `program` that the kernel ends when this process dies for whatever reason,
-/// if the host has util-linux's setpriv.
+/// Returns a command for `program` that the kernel ends when this process dies for any reason, if
+/// the host has util-linux's setpriv.
 pub(crate) fn command(program: &Path) -> Command {
     match find("setpriv") {
         Some(setpriv) => {
@@ -50,7 +50,7 @@ pub(crate) struct Output {
     pub(crate) signal: Option<i32>,
 }
 
-/// A child that is ended together with all of its own children when dropped.
+/// A child that is ended together with all its children when dropped.
 struct Group(Child);
 
 impl Group {

@@ -1,4 +1,4 @@
-//! The ranks of a job, of whatever kind: their output, their input and how they end.
+//! The ranks of a job of any kind: their output, their input and how they end.
 
 use std::cell::Cell;
 use std::collections::HashMap;

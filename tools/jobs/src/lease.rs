@@ -21,7 +21,7 @@ use crate::spec::JobSpec;
 
 /// The interval at which a waiting job checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
-/// The time for which other jobs may have their turn before the user is told.
+/// The time for which other jobs may have their turn before the user is notified.
 const TURN: Duration = Duration::from_millis(500);
 /// The time limit for a machine to answer when the answer involves no turn.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -236,7 +236,7 @@ enum Next {
     Late,
 }
 
-/// The most jobs that a waiting user is told by number.
+/// The most jobs whose numbers a waiting user sees.
 const MOST_NAMED: usize = 3;
 
 fn jobs(number: u32) -> String {

@@ -192,7 +192,7 @@ fn plan(
 ) -> anyhow::Result<Plan> {
     let cores = thread::available_parallelism().map_or(1, |n| n.get());
     let engines = runner::engines(None, interconnect, cores);
-    // An engine that polls doorbells all the time needs a core of its own.
+    // An engine that polls doorbells all the time needs a dedicated core.
     let doorbell = match cores > ranks as usize + engines {
         true => Doorbell::Polled,
         false => Doorbell::Trapped,

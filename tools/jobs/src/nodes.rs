@@ -106,7 +106,7 @@ ln -s "$3" "$1" 2>/dev/null || [ -L "$1" ]
 /// by forking.
 const END: &str = r#"[ "$(id -u)" = "$1" ] && kill -9 -1; true"#;
 
-/// Kills the remaining processes of a job, whatever has become of their parents, and removes its
+/// Kills the remaining processes of a job, even if their parents have ended, and removes its
 /// folder, partly copied libraries, and the user's subnet. Processes forked meanwhile are found in
 /// the next round.
 const TIDY: &str = r#"

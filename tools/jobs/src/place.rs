@@ -45,7 +45,7 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// Returns the most ranks on a node: those that can have control queues of their own, or with
+    /// Returns the most ranks on a node: those that can have their own control queues, or with
     /// `--local` one for each core. A network processor of TNW belongs to one rank.
     fn most_on_node(self) -> u32 {
         let Some(generation) = self.interconnect.tofu() else { return 1 };
@@ -205,7 +205,7 @@ pub(crate) fn in_order(job: Job, order: &RankOrder) -> anyhow::Result<Job> {
     Ok(job.with_ranks(per_node, ranks)?)
 }
 
-/// Whether there are nodes for a job.
+/// The answer to a job that asks for nodes.
 pub(crate) enum Fit {
     /// There are nodes.
     Now(Box<Job>),

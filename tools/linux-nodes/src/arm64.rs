@@ -250,7 +250,7 @@ fn cargo(
 ) -> (Command, PathBuf) {
     let folder = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     // tools/programs/build.rs uses this folder, too, so what compilers run is already built there.
-    // Another compiler would rebuild it, and gets a folder of its own.
+    // Another compiler would rebuild it, and gets a separate folder.
     let name = match toolchain {
         Toolchain::Own => "programs/linux",
         Toolchain::Debian { .. } => "programs/debian",

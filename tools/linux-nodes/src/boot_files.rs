@@ -39,7 +39,7 @@ pub struct BootFiles {
     pub(crate) initrd: PathBuf,
     /// A file system image with more programs, read-only.
     pub(crate) root: Option<PathBuf>,
-    /// True if the kernel must leave the device to programs, whatever drivers it has.
+    /// True if the kernel must leave the device to programs, even if it has a driver for it.
     pub(crate) without_driver: bool,
     /// True if the kernel has the driver tofu.ko, which may have the device.
     pub(crate) has_driver: bool,

@@ -186,7 +186,7 @@ impl Killer {
         }
     }
 
-    /// Returns the monitor's process, if that is a process of its own.
+    /// Returns the monitor's process, if it is a separate process.
     pub(crate) fn pid(&self) -> Option<u32> {
         match self {
             Self::Process(pid) => Some(*pid),

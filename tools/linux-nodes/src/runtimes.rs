@@ -145,7 +145,7 @@ impl Monitors {
     }
 }
 
-/// Whether our own monitor is to run x86-64 nodes.
+/// True if our own monitor is to run x86-64 nodes.
 fn is_own(nodes: &OnLinux, support: LinuxSupport) -> anyhow::Result<bool> {
     let with_net = nodes.net != Net::None;
     match nodes.vmm {

@@ -33,11 +33,11 @@ struct Compared {
     ours: f64,
     /// The difference of ours from the published value, relative to it.
     difference: f64,
-    /// Whether ours is within the tolerance, with all seeds; only of values that follow.
+    /// True if ours is within the tolerance with all seeds; only of values that follow.
     met: Option<bool>,
     /// The values of other seeds, if it depends on one.
     seeds: Option<Spread>,
-    /// True if ours is within the tolerance, with all seeds, whatever its kind.
+    /// True if ours, of any kind, is within the tolerance with all seeds.
     #[serde(skip)]
     agrees: bool,
 }

@@ -109,8 +109,8 @@ pub(crate) enum Rails {
     /// Through one TNI.
     #[default]
     Single,
-    /// In parts, each through a TNI and along a shortest path of its own: four if source and target
-    /// differ in A, B and C, two if they differ in one or two of them (IEEE Micro 2012).
+    /// In parts, each through another TNI and along another shortest path: four if source and
+    /// target differ in A, B and C, two if they differ in one or two of them (IEEE Micro 2012).
     Minimal,
 }
 

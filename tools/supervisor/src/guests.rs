@@ -184,7 +184,7 @@ impl Guests {
                     ends.send(Event::Frame(id, frame));
                 }
             }
-            // A guest that exited is like a processor that halted: its device goes on serving
+            // A guest that exited is like a processor that halted: its device continues to serve
             // others until the machine ends. One that crashed is like a node that lost its power.
             if !matches!(outcome, tofu_vmm::Outcome::Exited(_)) {
                 function.reset();

@@ -1,9 +1,9 @@
 //! The janitor, which cleans up no matter how this process ends.
 //!
 //! The janitor is a small process that waits on a pipe whose other end this process holds. When the
-//! pipe closes, for whatever reason, it removes the machine's files and kills its own process
-//! group, to which all virtual machine monitors of the machine belong. If the janitor itself is
-//! gone, the kernel kills each monitor together with the thread that started it ([`wrapped`]).
+//! pipe closes, for any reason, it removes the machine's files and kills its own process group, to
+//! which all virtual machine monitors of the machine belong. If the janitor itself is gone, the
+//! kernel kills each monitor together with the thread that started it ([`wrapped`]).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};

@@ -23,7 +23,7 @@ use tofu_sandbox::{Access, Policy, User, confine_program, hold_connects, keep_fr
 const FIRST_USER: u32 = 0x6f00_0000;
 /// There are no more process ids on Linux.
 const USERS: u32 = 1 << 22;
-/// The user `nobody`, where no other is mapped.
+/// The kernel's overflow user, for namespaces in which no other is mapped.
 const NOBODY: u32 = 65534;
 /// Environment variables that a program gets: those of its loader and its messages.
 const ENVIRONMENT: [&str; 6] = ["PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "HOME"];

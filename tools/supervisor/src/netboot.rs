@@ -1,8 +1,7 @@
 //! Network boot: nodes fetch their programs from a boot server in this process, over the torus.
 //!
 //! A node that boots in this way starts with nothing but our firmware (`tofu-boot`, see
-//! tools/guests). The server is an I/O node of its own; its protocol is implemented in
-//! `tofu_netboot`.
+//! tools/guests). The server is a separate I/O node; its protocol is implemented in `tofu_netboot`.
 
 mod tenant;
 

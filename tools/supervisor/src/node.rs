@@ -68,7 +68,7 @@ pub struct NodeStatus {
     pub state: &'static str,
     /// The monitor of its virtual machines.
     pub vmm: &'static str,
-    /// The process of its monitor, if that is a process of its own.
+    /// The process of its monitor, if that is a separate process.
     pub pid: Option<u32>,
     /// The time for which it has been in this state.
     pub since: Duration,

@@ -1,4 +1,4 @@
-//! Output of the host to a guest. A guest may stop reading at any time, so a thread of its own
+//! Output of the host to a guest. A guest may stop reading at any time, so a separate thread
 //! writes, and no other thread waits for the guest.
 
 use std::io::Write;

@@ -67,7 +67,7 @@ pub trait Running: Send {
     fn stop(&mut self);
 }
 
-/// Starts machines; tests have a backend of their own.
+/// Starts machines; tests substitute another backend.
 pub trait Backend {
     /// Starts all VMs of `plan` and returns while they run. `events` may be cloned and used from
     /// any thread.
@@ -368,7 +368,7 @@ impl Machines {
 const MOST_ENGINES: usize = 4;
 
 /// Chooses how doorbells are delivered. Polling is faster as long as every guest and every engine
-/// has a core of its own; otherwise it takes time from threads that have work.
+/// has a dedicated core; otherwise it takes time from threads that have work.
 pub fn doorbells(doorbell: Doorbell, guests: usize, cores: usize, engines: usize) -> Doorbells {
     match doorbell {
         Doorbell::Trapped => Doorbells::Trapped,

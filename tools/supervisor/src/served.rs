@@ -56,7 +56,7 @@ impl Served {
     }
 
     /// Adds a device of Tofu at `at` that up to `count` clients share, and serves each of them at a
-    /// listener of its own.
+    /// separate listener.
     ///
     /// # Errors
     ///

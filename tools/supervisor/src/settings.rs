@@ -18,7 +18,7 @@ const MOST_NODES: usize = 1000;
 /// outgrow the machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// Whether links are up, by the lower one of their ends.
+    /// The state of links, by the lower one of their ends: true if up.
     links: BTreeMap<(NodeId, Port), bool>,
     /// Nodes that are down.
     nodes: BTreeSet<NodeId>,

@@ -178,8 +178,8 @@ impl Daemon {
             tx_buffers: TX_BUFFERS,
             ..PacketConfig::new(tni)
         };
-        // The kernel decides the length of its own frames; those of others are received at any
-        // length.
+        // The kernel decides the length of the frames that it sends; those of others are received
+        // at any length.
         let config = Config {
             machine,
             mtu: LONGEST_MTU,

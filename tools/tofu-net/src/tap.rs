@@ -129,7 +129,7 @@ impl Tap {
         PathBuf::from("/proc/sys/net/ipv6/conf").join(&self.name).join(key)
     }
 
-    /// Whether there is a carrier, as programs see it in the interface's state.
+    /// Sets the carrier, which programs see in the interface's state.
     ///
     /// # Errors
     ///

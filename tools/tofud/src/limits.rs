@@ -26,7 +26,7 @@ impl Limits {
         Self { all, user: (all / 64 * 63).min(locked(&limits)) }
     }
 
-    /// Whether `more` may be taken where so much is taken by all users, and by this one.
+    /// True if `more` may be taken where so much is taken by all users, and by this one.
     ///
     /// # Errors
     ///

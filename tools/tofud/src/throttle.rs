@@ -16,7 +16,8 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
-    /// Whether a line may be written now, and how many were not since the last one.
+    /// Counts a line. Returns the number of lines suppressed before it, or
+    /// `None` to suppress it too.
     fn allow(&mut self, now: Instant) -> Option<u32> {
         if self.since.is_none_or(|since| now.duration_since(since) > WINDOW) {
             self.since = Some(now);

@@ -10,9 +10,9 @@ use vte::{Params, Parser, Perform};
 
 /// Passes on only what a guest may do to the user's terminal.
 ///
-/// Text, colours, cursor movements and what editors need are passed on. A reset, a change
-/// of how lines wrap, titles, questions and whatever else outlives the guest's output does not.
-/// Modes that editors turn on are recorded, for [`Filter::restore`].
+/// Text, colours, cursor movements and what editors need are passed on. A reset, a change of how
+/// lines wrap, titles, questions and anything else that outlives the guest's output does not. Modes
+/// that editors turn on are recorded, for [`Filter::restore`].
 #[derive(Default)]
 pub struct Filter {
     parser: Parser,

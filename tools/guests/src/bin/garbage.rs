@@ -2,8 +2,8 @@
 //! machine or the other nodes; the program succeeds if it comes to its end.
 //!
 //! `steps=N`: how much (2000), `seed=N`: which. It keeps two rules, because a guest may break them
-//! without any fault of the device: it lets the device write only to one arena of its own memory,
-//! and it does not use the group process id of the other programs.
+//! without any fault of the device: it lets the device write only to one arena in the node's
+//! memory, and it does not use the group process id of the other programs.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 use tofu_abi::desc::{Command, DESC_SIZE, Header1, Header2};

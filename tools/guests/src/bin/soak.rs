@@ -78,7 +78,7 @@ impl Soak {
         Ok(())
     }
 
-    /// Whether a node answers a ping, which must have the same data.
+    /// Returns true if a node answers a ping, which must have the same data.
     fn ping(&mut self, peer: u32, timeout_ns: u64) -> Result<bool, Error> {
         let mut data = vec![0; self.random.below(PING as u64 + 1) as usize];
         fill_pattern(self.random.next(), &mut data);

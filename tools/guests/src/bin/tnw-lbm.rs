@@ -348,7 +348,7 @@ const fn part(count: usize, index: usize, blocks: usize) -> (usize, usize) {
     (first, count * (index + 1) / blocks - first)
 }
 
-/// Whether a block has the same populations as the whole lattice there, bit by bit.
+/// Returns true if a block has the same populations as the whole lattice there, bit by bit.
 fn compare(block: &Block, whole: &Block) -> Result<(), Error> {
     for q in 0..POPULATIONS {
         for y in 1..=block.sites.1 {

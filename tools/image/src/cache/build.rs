@@ -30,7 +30,7 @@ const DRIVER: [&str; 1] = ["tofu"];
 /// Modules that a guest loads when it finds such a device.
 const DEVICES: [&str; 5] =
     ["virtio_blk", "virtio_net", "virtio-rng", "virtio_console", "virtio-iommu"];
-/// Modules for devices that programs create: network interfaces of their own.
+/// Modules for devices that programs create: virtual network interfaces.
 const OWN: [&str; 1] = ["tun"];
 /// Modules with which programs make networks: all folders of the kernel's sources that are about
 /// protocols, filters and virtual interfaces rather than about hardware.

@@ -5,7 +5,7 @@
 //!
 //! Time is modelled where the paper has figures. A link is busy with a packet for as long as 128
 //! bytes take at 0.91 GB/s, which includes coding and protocol (section 2.2), so commands take no
-//! link time of their own. A packet takes 0.6 us from processor to processor, and 0.2 us over PCI
+//! separate link time. A packet takes 0.6 us from processor to processor, and 0.2 us over PCI
 //! Express, both including its own transfer time (section 4). A node has two interfaces of PCI
 //! Express, each of which carries 3.2 GB/s in each direction (section 1). *Ours*: an Nget is
 //! fetched by reads of 4 KiB, the longest that PCI Express permits, and the next read is issued

@@ -96,7 +96,7 @@ pub(crate) fn apply(
     forward(base).with_context(|| format!("--nat: cannot write {IP_FORWARD}"))
 }
 
-/// Removes whatever rules of [`apply`] exist.
+/// Removes the rules of [`apply`] that exist.
 pub(crate) fn undo(table: &str, base: &Path) {
     for tool in Tool::ALL.into_iter().filter(|tool| tool.is_there()) {
         // Removing rules that do not exist fails, which is fine.

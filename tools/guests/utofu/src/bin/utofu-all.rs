@@ -433,7 +433,7 @@ fn is_under_way(error: &tofu_utofu::Error) -> bool {
     error.code() == Code::NotCompleted
 }
 
-/// Whether all was as expected.
+/// True if all was as expected.
 type Example = fn(&mut Pair) -> Result<bool, Error>;
 
 fn all() -> Result<(), Error> {
