@@ -279,7 +279,7 @@ impl Icc {
         Processing { gates: lock(&unit.gates), consequences }
     }
 
-    /// A gate's signal was lost on its way. If its target does not exist, that is an exception of
+    /// Handles the loss of a gate's signal. If its target does not exist, that is an exception of
     /// the gate. If a link is down, that is an exception of the port, and the gates that wait keep
     /// waiting.
     pub(crate) fn signal_lost(&self, tni: TniId, signal: &Signal, code: Rcode) {
@@ -372,8 +372,8 @@ impl Processing<'_> {
 impl Drop for Processing<'_> {
     fn drop(&mut self) {
         let Consequences { icc, tni, unit, effects, .. } = &mut self.consequences;
-        // READY comes before the notices: software that sees the notice may start the next round,
-        // and that must not be overwritten.
+        // READY is written before the notices. Software that sees the notice may start the next
+        // round by a write to READY, which must not be overwritten.
         for ended in &effects.ended {
             unit.publish(&self.gates, ended.bch);
         }

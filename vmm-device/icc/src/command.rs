@@ -133,8 +133,7 @@ pub(crate) fn parse(
     {
         return Err(Rcode::BAD_LENGTH.into());
     }
-    // Piggyback data and operands come with the command. The other side is nevertheless told which
-    // queue they come from.
+    // Piggyback data and operands come with the command. The packet names their queue nevertheless.
     let local = if piggyback || kind == CommandKind::Armw {
         StagOffset::new(queue, 0, 0)
     } else {

@@ -98,7 +98,7 @@ pub(crate) struct Failures {
     pub(crate) refused: u64,
     /// Commands that have not reached the target, or have no answer.
     pub(crate) lost: u64,
-    /// The last one that has failed, wherever.
+    /// The last one that has failed, at either end.
     pub(crate) last: Option<Failed>,
 }
 
@@ -121,7 +121,7 @@ pub(crate) struct Policy {
     pub(crate) interrupt_hold_ns: u64,
     pub(crate) interrupt_count: u64,
     pub(crate) interrupt_mask: u64,
-    /// True if commands that fail ask for an interrupt, too.
+    /// True if failed commands always request an interrupt.
     pub(crate) failures: bool,
     /// The time for which a full queue waits for a FULL_POINTER that may be on its way, in
     /// nanoseconds.
@@ -224,8 +224,8 @@ pub(crate) struct Completions {
     window: Vec<Option<Outstanding>>,
     free: Vec<u16>,
     next_sequence: u64,
-    /// Notices for commands of other queues that wait until all commands of this queue
-    /// that were started before them are complete, with the sequence number to wait for.
+    /// Notices for commands of other queues, each with a sequence number. A notice waits until all
+    /// commands of this queue before that number are complete.
     deferred: VecDeque<(u64, MrqEntry)>,
     held_tcq: Held<(u32, TcqEntry)>,
     held_mrq: Held<MrqEntry>,
@@ -360,8 +360,8 @@ impl Completions {
     /// Ends an outstanding command: its TCQ entry, its MRQ notice, and then the notices of other
     /// queues that waited for it.
     ///
-    /// The TCQ entry tells that the command was read, checked and sent. Raw and system packets have
-    /// no notice, so their entry also reports the packet's fate.
+    /// The TCQ entry reports that the command was read, checked and sent. Raw and system packets
+    /// have no notice, so their entry also reports the packet's fate.
     fn finish(&mut self, index: u16, old_value: u64, w: &mut Writer<'_>) {
         let Some(command) = self.window.get_mut(usize::from(index)).and_then(|place| place.take())
         else {
@@ -401,8 +401,8 @@ impl Completions {
         self.release_deferred(w);
     }
 
-    /// Notices of the initiator for single TLPs, which the packet-response flag asks for:
-    /// those of the answered range that are not the last of their message.
+    /// Writes the initiator's notices for single TLPs, which the packet-response flag requests: for
+    /// all TLPs in the answered range except the last one of the message.
     pub(crate) fn packet_notices(
         &mut self,
         message: &Message,
@@ -500,7 +500,7 @@ impl Completions {
         if w.policy.mrq_mask & (MRQ_MASK_DISCARD | 1 << entry.word0().id()) != 0 {
             return;
         }
-        // What completed before must be seen before.
+        // Completions must become visible in order, so those that are held back go first.
         self.flush_tcq(w);
         let none_waits = self.held_mrq.len() == 0 && w.policy.mrq_hold_ns == 0;
         if none_waits && w.dma.load(SeqCst) && self.write_notice(entry, w) {

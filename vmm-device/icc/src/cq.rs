@@ -120,8 +120,8 @@ pub(crate) struct Cq {
     pub(crate) page: Page,
     pub(crate) tables: Arc<Tables>,
     pub(crate) direct: Mutex<DirectRegister>,
-    /// True if a direct descriptor waits to be taken. Changed with `direct` locked. A thread that
-    /// sets it asks for a turn of the queue afterwards, and a turn sees what came before that.
+    /// True if a direct descriptor waits to be taken. Changed with `direct` locked. A thread sets
+    /// it before it requests a turn of the queue, so that turn sees it.
     direct_waits: AtomicBool,
     pub(crate) transmit: Handover<Option<Transmit>>,
     /// The queue stopped for lack of room for another outstanding command.
@@ -200,7 +200,7 @@ impl Cq {
         self.enabled() && !self.fetch_stop.load(SeqCst) && !self.process_stop.load(SeqCst)
     }
 
-    /// Returns true if a command that was begun may go on.
+    /// Returns true if a command in progress may continue.
     pub(crate) fn may_process(&self) -> bool {
         self.enabled() && !self.process_stop.load(SeqCst)
     }
@@ -224,7 +224,7 @@ impl Cq {
         self.enabled() && self.mode().session() && self.process_stop.load(SeqCst)
     }
 
-    /// Lets the session take `steps` more descriptors. Returns whether the queue is to be run.
+    /// Lets the session take `steps` more descriptors. Returns whether the queue must be run.
     pub(crate) fn advance_session(&self, steps: u8) -> bool {
         if steps == 0 || !self.mode().session() || !self.enabled() || self.session_dead() {
             return false;
@@ -548,13 +548,13 @@ impl Cq {
         PIGGYBACK.map(|reg| self.page.load(reg))
     }
 
-    /// Where the driver asks for interrupts.
+    /// The word in which the driver requests interrupts.
     pub(crate) fn arm(&self) -> Arm {
         Arm(self.plain(CqsReg::InterruptArmIpa))
     }
 
-    /// A writer of notices with the queue's present settings, at a time and with the time that a
-    /// full MRQ waits for room, both in nanoseconds.
+    /// Returns a writer of notices with the queue's present settings. The arguments are the time,
+    /// and how long a full MRQ waits for room, both in nanoseconds.
     pub(crate) fn writer<'a>(
         &'a self,
         memory: &'a dyn DmaMemory,

@@ -80,7 +80,7 @@ impl Config {
 
 /// The interconnect controller of one node.
 ///
-/// Its methods are beside what they work on:
+/// Its methods are in the modules of their subjects:
 ///
 /// | module | methods |
 /// |---|---|
@@ -270,8 +270,9 @@ impl Icc {
 
     /// Rings the doorbell of a queue that stopped for lack of room.
     pub(crate) fn ring_stalled(&self, queue: &Cq) {
-        // The queue looks for room after it has set this, with the same lock as the end of a
-        // command that makes room. So one of the two sees the other, and most ends only look.
+        // The queue sets this and then checks for room, under the lock that a command's end takes
+        // to make room. So either the queue sees the room, or the end sees the flag. The plain load
+        // comes first because most ends find the flag clear.
         if queue.stalled.load(SeqCst) && queue.stalled.swap(false, SeqCst) {
             self.host.doorbell(queue.tni, queue.id.into());
         }
@@ -364,8 +365,8 @@ impl Icc {
         self.ecc.counts()
     }
 
-    /// Holds entries of TCQ and MRQ back for at least these times, in nanoseconds, and for longer
-    /// if the driver asks for that.
+    /// Holds back entries of TCQ and MRQ for at least these times, in nanoseconds; longer if the
+    /// driver requests it.
     pub fn hold_entries(&self, tcq_ns: u64, mrq_ns: u64) {
         let [tcq, mrq] = &self.late_ns;
         let before = [tcq.swap(tcq_ns, Relaxed), mrq.swap(mrq_ns, Relaxed)];
@@ -379,8 +380,8 @@ impl Icc {
         self.memory.set_refusing(memory);
     }
 
-    /// Lets accesses to memory fail from now on, as the memory of
-    /// [`set_refusing_memory`](Icc::set_refusing_memory) says, or no longer.
+    /// Makes accesses to memory fail from now on, as
+    /// [`set_refusing_memory`](Icc::set_refusing_memory) defines, or stops that.
     pub fn refuse_accesses(&self, refuses: bool) {
         self.memory.refuse(refuses);
     }
@@ -491,9 +492,9 @@ impl Icc {
         now_ns.saturating_add(self.config.timeout_ns)
     }
 
-    /// From a packet that is in to its data and queue entries where the process reads them, see
+    /// The time from the arrival of a packet until its process can read data and queue entries; see
     /// [`CommandTiming::deliver`]. Entries that do not go into a cache take an access to memory,
-    /// unless data takes one at the same time, as the frame of an entry in a packet receive queue
+    /// unless data takes one at the same time. The frame of an entry in a packet receive queue
     /// always does.
     pub fn deliver_ps(&self, tni: TniId, body: &Body) -> u64 {
         let timing = self.timing();
@@ -572,9 +573,9 @@ struct Consequences<'a> {
     icc: &'a Icc,
     queue: &'a Cq,
     writer: Writer<'a>,
-    /// Requests that the driver has asked for in memory.
+    /// Requests that the driver has enabled in memory.
     asked: CqsIrqs,
-    /// The word by which the driver asks is not memory.
+    /// True if the word that enables interrupts is not in memory.
     no_word: bool,
 }
 

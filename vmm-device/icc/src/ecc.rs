@@ -1,10 +1,10 @@
-//! Wrong bits in the device's own memory, which its error-correcting codes find.
+//! Errors in the device's own memory, which its error-correcting codes detect.
 //!
 //! All SRAM of the controller and all its data paths are protected by such codes (*Tofu:
-//! Interconnect for the K computer*, Fujitsu). Public are the request TOQ_MARKED_UE of a queue
-//! whose descriptor is damaged, and the counter NUM_RECEIVE_NULLIFIED_TLP of packets that were
-//! marked as bad on their way. *Ours*: where errors occur, which are injected, and how they are
-//! counted.
+//! Interconnect for the K computer*, Fujitsu). Two facts are public: the interrupt request
+//! TOQ_MARKED_UE of a queue whose descriptor is damaged, and the counter NUM_RECEIVE_NULLIFIED_TLP
+//! of packets that were marked as bad in transit. *Ours*: where errors occur, which can be
+//! injected, and how they are counted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -26,8 +26,8 @@ pub enum EccPlace {
 pub enum EccErrors {
     /// The next so many uses of the memory meet one wrong bit each, which is corrected.
     Correctable(u64),
-    /// More wrong bits than can be corrected. In tables that is the end of the node: the content is
-    /// lost at once. Elsewhere the next use meets them.
+    /// More wrong bits than can be corrected. In tables the content is lost immediately, and the
+    /// node fails. Elsewhere the next use detects them.
     Fatal,
 }
 
@@ -42,10 +42,10 @@ pub(crate) struct Errors {
 
 inspect!(Errors { correctable, fatal, corrected, lost });
 
-/// The errors that occurred, and those that are to.
+/// The errors that have occurred, and those still to be injected.
 #[derive(Debug, Default)]
 pub(crate) struct Ecc {
-    /// True if any is to occur.
+    /// True if any is still to be injected.
     waits: AtomicBool,
     tables: Errors,
     buffers: Errors,
@@ -104,7 +104,7 @@ impl Ecc {
         lost
     }
 
-    /// A reset writes the memory anew.
+    /// A reset rewrites the memory.
     pub(crate) fn reset(&self) {
         self.waits.store(false, Relaxed);
         for of in [&self.tables, &self.buffers, &self.router] {

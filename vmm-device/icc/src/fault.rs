@@ -3,8 +3,8 @@
 use tofu_abi::Rcode;
 use tofu_abi::irq::CqsIrqs;
 
-/// The reason why a command is refused or an address could not be translated: the result code as
-/// seen by the queue that owns the address, and the interrupt request that goes with it.
+/// The reason why a command is refused or an address could not be translated: the result code that
+/// the owner of the address reports, and the matching interrupt request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) rcode: Rcode,

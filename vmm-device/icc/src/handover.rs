@@ -12,8 +12,8 @@ const ASKED: u32 = 2;
 
 /// State that threads process in turns. The thread that asks first takes the turn.
 ///
-/// A thread that asks while another one works returns at once; the other one then takes a further
-/// turn. A turn that begins later sees everything that was done before asking.
+/// If a thread asks while another one works, it returns immediately, and the other one takes a
+/// further turn. That turn sees everything that the first thread did before it asked.
 #[derive(Debug)]
 pub(crate) struct Handover<T> {
     /// A single word, so that no request can come between reading and changing it.
@@ -33,9 +33,9 @@ impl<T> Handover<T> {
 
     /// Asks for the work to be done.
     ///
-    /// If no thread is doing it yet, calls `turn` until no thread has asked meanwhile. A turn that
-    /// returns true has more to do: then this returns true at once, and the caller must ask again
-    /// later.
+    /// If no thread is doing it yet, calls `turn` until no further request has come during a turn.
+    /// A turn returns true if it has more to do. Then this returns true as well, and the caller
+    /// must ask again later.
     pub(crate) fn run(&self, mut turn: impl FnMut(&mut T) -> bool) -> bool {
         if self.stage.swap(ASKED, AcqRel) != IDLE {
             return false;

@@ -63,7 +63,7 @@ pub trait Host: Send + Sync {
 pub trait Net {
     /// Returns true if a node's interface may send another request. If not,
     /// [`Icc::room`](crate::Icc::room) must be called when it may again. Answers and signals of
-    /// gates do not ask.
+    /// gates are sent without this check.
     fn has_room(&self, node: Coords, tni: TniId) -> bool;
 
     /// Returns true if [`Icc::frame_passed`](crate::Icc::frame_passed) is called for raw and system
@@ -77,8 +77,8 @@ pub trait Net {
 
     /// Lets arrivals that are due be handled before more is sent.
     ///
-    /// A carrier that delivers at once handles here what was injected so far; one that
-    /// delivers later does nothing.
+    /// A carrier without delay delivers here what was injected so far; a carrier with delay does
+    /// nothing.
     fn progress(&mut self);
 
     /// Time in nanoseconds on the clock of [`Host::now_ns`], at most a few microseconds old.

@@ -62,7 +62,7 @@ pub(crate) struct Answered {
 
 impl Icc {
     /// Runs the control queue or barrier channel of a doorbell: takes descriptors until it meets a
-    /// blank one, and sends what they ask for.
+    /// blank one, and carries them out.
     ///
     /// Returns whether there is more to do: after a turn of bounded length the queue lets others
     /// work. If another thread already runs the queue, that thread also handles the new
@@ -130,7 +130,8 @@ impl Icc {
                 Step::Idle
             }
             Some(descriptor) => {
-                // Its addresses are looked up in the tables. What is lost there ends the node.
+                // Its addresses are looked up in the tables. An uncorrectable error there fails the
+                // node.
                 let _ = self.ecc.is_lost(EccPlace::Tables);
                 let slot = transmit.slot();
                 transmit.ring.advance();
@@ -510,8 +511,8 @@ impl Icc {
     pub(crate) fn take_get_data(&self, mut answered: Answered, payload: &Payload) {
         let Answered { tni, from, kind, answer, .. } = answered;
         let queue = self.queue(tni, answer.tag.cq);
-        // This precedes the search for the command. Disabling and enabling the queue meanwhile
-        // waits for this, so the command and the tables belong to the same life.
+        // The pin is taken before the command is looked up. Disabling the queue waits for pins, so
+        // the command and the tables belong to the same life of the queue.
         let pin = queue.tables.pin();
         let Some(message) = queue
             .lock_completions()

@@ -69,15 +69,15 @@ impl<S: IrqSet> IrqUnit<S> {
         if bits == 0 {
             return;
         }
-        // SeqCst here and in `clear_mask`: of a request and an unmasking at the same time, at
-        // least one must see the other.
+        // SeqCst here and in `clear_mask`: if a request and an unmasking race, at least one must
+        // see the other.
         let new = bits & !self.pending.fetch_or(bits, SeqCst);
         if new & !self.mask.load(SeqCst) != 0 {
             self.send(host);
         }
     }
 
-    /// Sends the message that an [`Arm`] asked for, if it is not masked. It is not kept in IRR.
+    /// Sends the message that an [`Arm`] requested, if it is not masked. It is not latched in IRR.
     pub(crate) fn announce(&self, host: &dyn Host, requests: S) {
         if requests.raw() & !self.mask.load(SeqCst) != 0 {
             self.send(host);
@@ -135,8 +135,8 @@ impl<S: IrqSet> Inspect for IrqUnit<S> {
     }
 }
 
-/// A word in the guest's memory through which its driver asks for the next interrupt for entries.
-/// It saves the guest an access to a register.
+/// A word in the guest's memory in which its driver requests the next interrupt for entries. It
+/// saves the guest a register access.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Arm(pub(crate) u64);
 
@@ -146,9 +146,9 @@ impl Arm {
         self.0 != 0
     }
 
-    /// Checks whether the driver has asked, and clears the request. Must be called after the
-    /// entries are written: the driver asks first and looks for entries afterwards, so one of the
-    /// two sees the other.
+    /// Takes the driver's request, and returns true if there was one. Must be called after the
+    /// entries are written. The driver writes its request first and polls for entries afterwards,
+    /// so either this sees the request or the driver sees the entries.
     ///
     /// # Errors
     ///

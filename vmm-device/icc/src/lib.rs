@@ -1,23 +1,21 @@
 //! The Tofu interconnect controller (ICC) of one node, as a device model.
 //!
-//! The device is a state machine over register accesses, packet arrivals and time. It knows
-//! neither KVM nor vfio-user: guest memory ([`DmaMemory`]), interrupts and doorbells
-//! ([`Host`]) and the network ([`Net`]) are given to it. All methods take `&self` and may be
-//! called from any thread: vCPUs access registers, engine threads run queues and hand over
-//! arrivals.
+//! The device is a state machine over register accesses, packet arrivals and time. It is
+//! independent of KVM and vfio-user: guest memory ([`DmaMemory`]), interrupts and doorbells
+//! ([`Host`]) and the network ([`Net`]) are passed to it. All methods take `&self` and may be
+//! called from any thread: vCPUs access registers, engine threads run queues and deliver packets.
 //!
 //! Nothing that a guest writes is trusted. Registers, descriptors and tables are read when they are
 //! needed and checked; errors raise the documented exception. The work of a call is bounded, and so
 //! is the memory of a queue.
 //!
-//! Locks: a queue has three. One is for its life, and is held while the queue is enabled, disabled
-//! or reset. It is taken first, and code that runs queues never takes it. One is for its
-//! transmitting side; only [`run_queue`](Icc::run_queue) and enabling take it. One is for its
-//! completions, and is never held across a call to the network or, other than [`Host::observe`], to
-//! the host. They are taken in this order, never in the reverse. Locks of two queues are never held
-//! together, with one exception: while a transmitting side's lock is held, the completions of any
-//! queue may be locked. The barrier gates of an interface have one lock, and while it is held no
-//! other lock of the device is taken.
+//! Locks: a queue has three, taken in this order. The life lock is held while the queue is enabled,
+//! disabled or reset; code that runs queues never takes it. The transmit lock is taken only by
+//! [`run_queue`](Icc::run_queue) and when the queue is enabled. The completion lock is never held
+//! across a call to the network, or to the host except for [`Host::observe`]. Locks of two queues
+//! are never held together, with one exception: under a transmit lock, the completion lock of any
+//! queue may be taken. The barrier gates of an interface have one lock; no other lock of the device
+//! is taken under it.
 #![forbid(unsafe_code)]
 
 mod barrier;

@@ -32,7 +32,7 @@ impl Reach {
         let _ = self.refusing.set(memory);
     }
 
-    /// Takes the memory with accesses that fail from now on, or the one as it is.
+    /// Switches to the memory whose accesses fail, or back.
     pub(crate) fn refuse(&self, refuses: bool) {
         self.refuses.store(refuses, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Observability: how people and debuggers learn what a device does. None of it decides anything.
+//! Observability: traces, logs, counters and live state. Nothing here changes what a device does.
 //!
 //! | module | what |
 //! |---|---|

@@ -178,7 +178,8 @@ impl Icc {
         taken
     }
 
-    /// Handles what is due by now for the packet queues or, with `all`, all that was held back.
+    /// Writes the entries of packet queues that are due by now or, with `all`, all that were held
+    /// back.
     pub(crate) fn expire_packets(&self, now_ns: u64, all: bool) {
         for unit in self.tnis() {
             let mut receiving = self.receiving(unit, now_ns);
@@ -238,7 +239,7 @@ impl Drop for Consequences<'_> {
         icc.count_interface_exceptions(writer.requests);
         unit.irq.request(icc.host(), writer.requests);
         unit.irq.announce(icc.host(), writer.asked);
-        // What is overdue waits for bus mastering, not for a timer.
+        // Overdue entries wait for bus mastering, not for a timer.
         if deadline > writer.now_ns {
             icc.want_expire(deadline);
         }

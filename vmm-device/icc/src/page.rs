@@ -40,9 +40,9 @@ impl SharedPages {
         (region.len() >= Self::SIZE).then_some(Self { region, layout: Layout::Packed })
     }
 
-    /// The same with each page at its offset in BAR0, for a `region` of a file that another process
-    /// maps. It must be at least [`SharedPages::SIZE_AS_IN_BAR`] bytes long, most of which are
-    /// never touched.
+    /// As [`SharedPages::new`], but each page is at its offset in BAR0: for a `region` of a file
+    /// that another process maps. It must be at least [`SharedPages::SIZE_AS_IN_BAR`] bytes long;
+    /// most of it is never touched.
     pub fn as_in_bar(region: Arc<MmapRegion<()>>) -> Option<Self> {
         let fits = region.len() >= Self::SIZE_AS_IN_BAR;
         fits.then_some(Self { region, layout: Layout::AsInBar })

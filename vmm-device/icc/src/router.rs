@@ -1,5 +1,5 @@
-//! Calls of the network router: it delivers packets that have arrived, reports packets that were
-//! lost, and tells when there is room for more.
+//! Calls from the network router: packets that arrived, packets that were lost, and room for more
+//! packets.
 
 use tofu_abi::irq::{PortRequest, TnrIrqs};
 use tofu_abi::regs::TniReg;
@@ -29,7 +29,7 @@ impl Icc {
         let unit = self.tni(tni);
         unit.count_received(packet.tlps, packet.bytes);
         if self.ecc.is_lost(EccPlace::Router) {
-            // It was marked as bad. Who waits for its answer has a timeout.
+            // It was marked as bad. The initiator that waits for its answer has a timeout.
             unit.add(TniReg::NumReceiveNullifiedTlp, packet.tlps.into());
             return;
         }
@@ -66,8 +66,8 @@ impl Icc {
 
     /// A packet of this node was lost on its way, for the reason that `rcode` gives.
     ///
-    /// A lost request ends its command with that code at once: that of a raw or system packet in
-    /// the TCQ entry, any other in the notice. This node can do nothing about a lost answer: the
+    /// A lost request completes its command with that code immediately: a raw or system packet in
+    /// its TCQ entry, any other command in its notice. A lost answer is ignored, because the
     /// initiator that waits for it has a timeout. A lost signal of a barrier gate is an exception
     /// of the gate if its target does not exist.
     pub fn undeliverable(&self, packet: &Packet<Body>, rcode: Rcode, now_ns: u64) {
@@ -86,8 +86,8 @@ impl Icc {
         }
     }
 
-    /// The network accepts requests of an interface again: rings the queues that stopped for lack
-    /// of room, in turn.
+    /// Handles new room in the network for requests of an interface: rings the queues that stopped
+    /// for lack of room, in turn.
     pub fn room(&self, tni: TniId) {
         for cq in self.tni(tni).waiting.take() {
             self.host().doorbell(tni, cq.into());
@@ -100,7 +100,8 @@ impl Icc {
         let (port, request) = match (port, reason) {
             (Some(port), DiscardReason::LinkDown) => (port, PortRequest::PortError),
             (Some(port), _) => (port, PortRequest::RoutingError),
-            // Without a route there is no port to blame; the first one stands in (ours).
+            // Without a route there is no port at fault; the exception is reported at the first one
+            // (ours).
             (None, _) => (Port::A, PortRequest::RoutingError),
         };
         self.tnr.request(self.host(), TnrIrqs::of(port, request));

@@ -29,7 +29,7 @@ struct Size {
 }
 
 impl Size {
-    /// Of the answer to a Put of that many TLPs, each of which is answered separately.
+    /// Bytes of the answer to a Put of that many TLPs, each of which is answered separately.
     fn of_put_ack(tlps: u32) -> Self {
         let each = wire_bytes(0);
         Self { tlps, bytes: each * u64::from(tlps), tlp_bytes: each as u32 }
@@ -207,7 +207,7 @@ impl Icc {
         if !queue.mode().subnet_allows(node.x, node.y, node.z) {
             return Err(Rcode::REMOTE_SUBNET);
         }
-        // What is lost there ends the node.
+        // An uncorrectable error there fails the node.
         let _ = self.ecc.is_lost(EccPlace::Tables);
         let pin = queue.tables.pin();
         // Only now is it certain that disabling the queue, or turning bus mastering off, waits for

@@ -43,10 +43,10 @@ const FUGAKU: &Description = Generation::Fugaku.description();
 impl CommandTiming {
     /// Tofu (K computer).
     ///
-    /// 0.91 us with a direct descriptor and 1.15 us with one that is fetched (Table III), of which
-    /// a hop is 0.1 us and the frame 25.6 ns. Commands limit messages of up to 256 bytes, and not
-    /// those of 512 (Figure 6): 30 cycles are in between (*ours*). The bus is in Table IV of the
-    /// TofuD paper.
+    /// 0.91 us with a direct descriptor and 1.15 us with a fetched one (Table III). Of these, a hop
+    /// takes 0.1 us and the frame 25.6 ns. The command rate limits messages of up to 256 bytes, but
+    /// not those of 512 (Figure 6), so a command takes 30 cycles (*ours*). The bus is in Table IV
+    /// of the TofuD paper.
     pub const TOFU: Self = Self {
         issue_ps: 392_200,
         deliver_ps: 392_200,
@@ -63,9 +63,9 @@ impl CommandTiming {
 
     /// Tofu2.
     ///
-    /// 0.71 us with cache injection and 0.87 us without (Table III), of which a hop is 0.3 us and
-    /// the frame 15.4 ns. That a fetched descriptor and data that is read cost as much as the
-    /// missing injection, and commands as many cycles as Tofu's, is *ours*.
+    /// 0.71 us with cache injection and 0.87 us without (Table III). Of these, a hop takes 0.3 us
+    /// and the frame 15.4 ns. *Ours*: a fetched descriptor and data that is read each cost as much
+    /// as the missing injection, and commands take as many cycles as Tofu's.
     pub const TOFU2: Self = Self {
         issue_ps: 197_300,
         deliver_ps: 197_300,
@@ -79,9 +79,9 @@ impl CommandTiming {
 
     /// TofuD.
     ///
-    /// 0.49 us between near memory groups and 0.54 us between far ones (Table III), of which a hop
-    /// is 0.1 us and the frame 25.9 ns. The rest is as Tofu2's: but for the hop a Put takes almost
-    /// as long (section V.B).
+    /// 0.49 us between near memory groups and 0.54 us between far ones (Table III). Of these, a hop
+    /// takes 0.1 us and the frame 25.9 ns. The other values are Tofu2's, because a Put takes almost
+    /// as long apart from the hop (section V.B).
     pub const TOFUD: Self = Self {
         issue_ps: 182_000,
         deliver_ps: 182_000,
@@ -108,8 +108,8 @@ impl CommandTiming {
         if self.groups.is_far(cq) { self.far_ps } else { 0 }
     }
 
-    /// From the doorbell to the first TLP of a command. It takes one access to memory less if the
-    /// command brings its data, or has none.
+    /// The time from the doorbell to the first TLP of a command. If the data is in the command, or
+    /// there is none, one access to memory is saved.
     pub(crate) fn issue(&self, header: Header1, body: &Body) -> u64 {
         let fetched = header.source_type() != source_type::DIRECT;
         let read = body.reads_memory();
@@ -118,20 +118,20 @@ impl CommandTiming {
             Body::Put { request, .. } | Body::Get { request } | Body::Armw { request, .. } => {
                 self.far(request.tag.cq.get())
             }
-            // Packets are a kernel's, which may run anywhere.
+            // Packets are sent by a kernel, which may run on any core.
             _ => 0,
         };
         self.issue_ps + far + ways * self.memory_ps
     }
 
-    /// From a packet that is in to its data where a process reads it, or where the interface can
-    /// answer.
+    /// The time from a packet's arrival until a process can read its data, or the interface can
+    /// answer it.
     pub const fn deliver(&self, body: &Body) -> u64 {
         let (injected, far) = match body {
             Body::Put { request, .. } => {
                 (request.header2.cache_injection(), self.far(request.remote.cqid()))
             }
-            // Requests and acknowledgements bring no data, and signals stay in the interface.
+            // Requests and acknowledgements carry no data, and signals stay in the interface.
             Body::Get { .. } | Body::Signal(_) => return 0,
             Body::Armw { request, .. } => (true, self.far(request.remote.cqid())),
             Body::PutAck { answer } | Body::ArmwAck { answer, .. } => {
@@ -144,7 +144,7 @@ impl CommandTiming {
         self.deliver_ps + far + memory
     }
 
-    /// From a request that was carried out to the first TLP of its answer: data of a Get is read.
+    /// The time from the end of a request to the first TLP of its answer: data of a Get is read.
     pub(crate) const fn answer(&self, body: &Body) -> u64 {
         match body {
             Body::GetData { .. } => self.issue_ps + self.memory_ps,

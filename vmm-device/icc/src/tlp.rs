@@ -1,4 +1,4 @@
-//! Transport layer packets, by which TNIs communicate.
+//! Transport layer packets, which TNIs exchange.
 //!
 //! The layout of a TLP on the wire is not public, so its fields are ours; sizes are
 //! those of the TofuD frame format ([`wire_bytes`]). A [`Body`] stands for a burst of
@@ -33,7 +33,7 @@ pub const fn wire_bytes(payload: u32) -> u64 {
     frame_around(payload as usize + TLP_OVERHEAD) as u64
 }
 
-/// TLPs that a burst of `length` bytes is cut into, and their bytes on the wire.
+/// Returns the number of TLPs of a burst of `length` bytes, and their bytes on the wire.
 ///
 /// A message without data takes one TLP. `mtu` must not be 0.
 pub const fn burst_size(length: u32, mtu: u32, padding: bool) -> (u32, u64) {
@@ -64,7 +64,7 @@ const fn padded(payload: u32, padding: bool) -> u32 {
     if lines > max { max } else { lines }
 }
 
-/// Which command of which queue a TLP belongs to; answers carry it back.
+/// The queue and command that a TLP belongs to; answers return it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// Control queue of the initiator.
@@ -327,7 +327,7 @@ pub enum Body {
     },
     /// A raw or system packet, which has no answer.
     Frame {
-        /// The command, so that its sender can be told if the network loses the packet.
+        /// The command, so that its sender can be notified if the network loses the packet.
         tag: Tag,
         /// The frame, see [`tofu_abi::frame`].
         frame: Box<[u8]>,

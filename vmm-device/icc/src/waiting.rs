@@ -13,9 +13,8 @@ const FIRST: u32 = 16;
 
 /// Which control queues of an interface wait for room in the network.
 ///
-/// A queue that finds no room enters and checks once more. The thread that makes room does so first
-/// and takes the queues out afterwards. Therefore a queue either sees the room or is taken out for
-/// it.
+/// A queue that finds no room enters, and then checks again. The thread that makes room does so
+/// first, and then takes the queues out. Therefore a queue either sees the room or is taken out.
 #[derive(Debug)]
 pub(crate) struct Waiting(AtomicU32);
 
@@ -24,20 +23,20 @@ impl Waiting {
         Self(AtomicU32::new(0))
     }
 
-    /// Makes a queue wait from now on. It must check for room once more after this.
+    /// Enters a queue. It must check for room again after this.
     pub(crate) fn enter(&self, cq: CqId) {
-        // SeqCst, as the check for room that follows must not come before it.
+        // SeqCst, because the following check for room must not be reordered before it.
         self.0.fetch_or(1 << cq.get(), SeqCst);
     }
 
-    /// Notes that a queue that waited has found room: the queue after it goes first next time.
+    /// Notes that a waiting queue has found room: the queue after it is first next time.
     pub(crate) fn served(&self, cq: CqId) {
         let first = (u32::from(cq.get()) + 1) << FIRST;
         // The update always succeeds.
         let _ = self.0.fetch_update(SeqCst, SeqCst, |state| Some(state & QUEUES | first));
     }
 
-    /// Takes out all that wait, in the order in which they are to get the room.
+    /// Takes out all queues, in the order in which they are to get the room.
     pub(crate) fn take(&self) -> impl Iterator<Item = CqId> {
         order(self.0.fetch_and(!QUEUES, SeqCst))
     }

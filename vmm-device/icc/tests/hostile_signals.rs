@@ -22,7 +22,7 @@ const END: BgId = BgId::ALL[0];
 const GPID: u64 = 5;
 const NOTICE: u64 = 0x1000;
 
-/// A device whose gate 20 relays from gate 7 of the peer to its gate 8, and whose gate 0 is
+/// A device with two gates. Gate 20 relays signals from gate 7 of the peer to its gate 8. Gate 0 is
 /// linked to itself and to gate 9 of the peer.
 struct Device {
     icc: Icc,

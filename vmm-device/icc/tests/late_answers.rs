@@ -35,7 +35,7 @@ const DATA: u64 = 0x10_0000;
 const MEMORY: usize = 2 << 20;
 const TIMEOUT: u64 = 1_000_000;
 
-/// Keeps what is sent until it is asked for.
+/// Keeps packets until the test takes them.
 #[derive(Default)]
 struct Slow {
     sent: VecDeque<Packet<Body>>,
@@ -204,7 +204,7 @@ fn data_without_bus_master_is_not_written() {
     deliver(&a, &mut net);
     assert_eq!(a.memory.load(DATA).unwrap(), 0);
     assert_eq!((a.completion(0), a.notices()), (None, vec![]));
-    // The driver learns of it as soon as it can.
+    // It is reported once bus mastering is on again.
     a.icc.set_bus_master(true);
     assert_eq!(a.completion(0).unwrap().rcode(), Rcode::PAYLOAD_ACCESS);
     assert_eq!(a.notices()[0].id(), Some(MrqId::GetLastRemoteError));
@@ -256,7 +256,7 @@ fn full_pointer(node: &Node, value: u64) {
     node.write(Register::Cq { tni, cq, reg: CqReg::MrqFullPointer }, value);
 }
 
-/// Returns true if a node has lost notices for lack of room.
+/// Returns true if a node has lost notices because of a full queue.
 fn overflow(node: &Node) -> bool {
     let mut irr = [0; 8];
     node.icc.bar_read(cqs(CqsReg::Irr).offset(), &mut irr);
@@ -290,7 +290,7 @@ fn full_queue_waits_for_a_late_full_pointer() {
         full_pointer(&a, 0);
         a.icc.expire(net.now);
         assert_eq!((a.notices().len(), overflow(&a)), (2, false));
-        // It waits anew each time, but not for ever.
+        // It waits each time, but not forever.
         full_pointer(&a, 8192 + 2);
         put(&mut a, &mut net);
         let full_at = net.now;

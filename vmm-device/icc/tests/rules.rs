@@ -300,7 +300,7 @@ fn wrong_drivers_are_named_by_their_rules() {
     }
 }
 
-/// Mistakes of drivers in their order of things, each with the rule that tells of it.
+/// Drivers that do things in the wrong order, each with the rule that reports it.
 const MISTAKES: &[(&str, &str, Wrong)] = &[
     ("no barrier before the flip bit: the device sees half of the descriptor", "T-AT-004", || {
         let driver = Driver::open();

@@ -30,7 +30,7 @@ impl Log for Keeper {
     fn flush(&self) {}
 }
 
-/// The lines that were logged meanwhile: all are of this node.
+/// The lines that were logged since; all are about this node.
 fn told(what: impl FnOnce()) -> Vec<String> {
     KEEPER.0.lock().unwrap().clear();
     what();

@@ -2,8 +2,7 @@
 //!
 //! Every call returns its results as [`Effects`]: signals for other interfaces, notices, interrupt
 //! requests. Signals between gates of the interface are processed within the call. This terminates:
-//! a signal belongs to a round, and a gate takes at most two signals in a round, fires once, and
-//! then is in the next round.
+//! a signal belongs to a round, and in each round a gate takes at most two signals and fires once.
 
 use smallvec::SmallVec;
 use tofu_abi::barrier::{
@@ -158,8 +157,8 @@ inspect!(Channel { masked, notice as hex, ignored, running, time });
 pub struct BarrierTime {
     /// Rounds that ended.
     pub rounds: u64,
-    /// From the beginning of the last one until its notice, in picoseconds, as if all members
-    /// had begun at once.
+    /// From the beginning of the last one until its notice, in picoseconds, as if all members had
+    /// begun at the same time.
     pub last_ps: u64,
     /// Sum of that over all rounds, in picoseconds.
     pub total_ps: u64,
@@ -527,8 +526,8 @@ impl Channel {
 }
 
 impl Buffer {
-    /// Combines a signal's value with what came before. Returns whether the two had different
-    /// operators: then the buffer holds an error from now on.
+    /// Combines a signal's value with the earlier ones. Returns true if their operators differ; the
+    /// buffer then holds an error.
     fn merge(&mut self, content: &Content) -> bool {
         let before = OpType::new(self.state.op());
         if before.code() == 0 {

@@ -69,7 +69,7 @@ pub(super) fn channels(profile: Profile) -> impl Iterator<Item = BchId> {
 }
 
 /// The barrier of a node, TNI by TNI. Most nodes never use theirs, so the unit of an interface is
-/// made when one of its registers is written first.
+/// made at the first write to one of its registers.
 #[derive(Default)]
 pub(crate) struct Barrier([OnceLock<BarrierUnit>; NUM_TNI]);
 

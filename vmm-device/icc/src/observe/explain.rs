@@ -1,6 +1,6 @@
-//! The reason why commands fail, in words: which entry of which table, which bit, which rule.
+//! Explains in words why commands fail: which entry of which table, which bit, which rule.
 //!
-//! Tables are read anew, bypassing the cache, so the explanation reflects their present content.
+//! Tables are read again, bypassing the cache, so the explanation reflects their present content.
 
 use tofu_abi::desc::{Command, Descriptor, MAX_MTU, MTU_UNIT};
 use tofu_abi::frame::FRAME_ALIGN;
@@ -19,7 +19,7 @@ use crate::memory::{Access, DmaMemory};
 use crate::observe::format::{Address, Code};
 use crate::translate::Tables;
 
-/// The reason why an address was refused with `rcode`, as far as the tables tell now.
+/// Returns the reason why an address was refused with `rcode`, according to the present tables.
 pub(crate) fn address(
     queue: &Cq,
     memory: &dyn DmaMemory,

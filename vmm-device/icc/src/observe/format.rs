@@ -57,7 +57,7 @@ impl<S: IrqSet> Inspect for Requests<S> {
     }
 }
 
-/// Words as they stand in a register or descriptor.
+/// The raw words of a register or descriptor.
 pub(crate) struct Words<const N: usize>(pub(crate) [u64; N]);
 
 impl<const N: usize> Inspect for Words<N> {

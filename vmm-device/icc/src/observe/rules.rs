@@ -1,14 +1,14 @@
 //! The rules that result codes and interrupt requests are about.
 //!
-//! Most rules are checked where the device finds out that it cannot do what it was asked to. It
-//! reports that by a code or a request, and this is the one place that knows their rules.
+//! Most rules are checked where the device finds that it cannot carry out a command or access. It
+//! reports that by a result code or an interrupt request. This module maps both to their rules.
 
 use tofu_abi::Rcode;
 use tofu_abi::irq::{BgsIrqs, CqsIrqs, TniIrqs};
 use tofu_rules::Rule;
 
-/// The rule that a command of this node has broken, if it fails with this code here, or at the
-/// tables of this node's queue.
+/// Returns the rule that a command of this node has broken, if a check of this node, or a table of
+/// its queue, gives this code.
 pub(crate) fn of_local(rcode: Rcode) -> Option<Rule> {
     Some(match rcode {
         Rcode::UNDEFINED_COMMAND => Rule::CommandCode,
@@ -59,10 +59,11 @@ pub(crate) fn of_remote(rcode: Rcode) -> Option<Rule> {
     })
 }
 
-/// The rule that a command has broken, if it was begun and has failed with this code, wherever.
+/// Returns the rule that a command has broken, if it was begun and then failed with this code at
+/// either end.
 pub(crate) fn of_begun(rcode: Rcode) -> Option<Rule> {
     match rcode {
-        // These are the network's.
+        // The network reports these.
         Rcode::NO_SUCH_NODE | Rcode::NO_SUCH_PATH => of_remote(rcode),
         _ if rcode.is_local() => of_local(rcode),
         _ => of_remote(rcode),

@@ -16,8 +16,7 @@ use crate::host::Host;
 use crate::memory::DmaMemory;
 
 /// Shortest time between two dumps of statistics, in nanoseconds, even if the guest asks for less
-/// (ours). It is long enough that the dumps of all nodes of a machine leave engines time for other
-/// work.
+/// (ours). The dumps of all nodes of a machine then leave the engines time for other work.
 const MIN_INTERVAL_NS: u64 = 100_000;
 
 /// Modelled time of the commands of one TNI.
@@ -39,7 +38,7 @@ inspect!(ModelTime { answers, last_request_ps, total_ps });
 pub struct FailedCommands {
     /// Those that the target has refused.
     pub refused: u64,
-    /// Those that have not reached a target, or whose answer has not come in time.
+    /// Those that have not reached a target, or whose answer timed out.
     pub lost: u64,
 }
 

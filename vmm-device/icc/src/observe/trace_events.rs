@@ -97,7 +97,7 @@ pub enum Event {
 /// Which command a reason is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
-    /// The node that has it.
+    /// The node of its queue.
     pub node: Coords,
     /// Interface of its queue.
     pub tni: TniId,
@@ -112,6 +112,6 @@ pub struct Subject {
 pub enum Which {
     /// One that was begun: index and generation of its [`Tag`].
     Tag(u16, u32),
-    /// One that ended at once, by its place in the transmit order queue.
+    /// One that ended before it was begun, by its place in the transmit order queue.
     Slot(u32),
 }

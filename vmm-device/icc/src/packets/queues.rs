@@ -54,7 +54,7 @@ pub(crate) struct PacketWriter<'a> {
     pub(crate) now_ns: u64,
     /// Interrupt requests to raise once the queues are unlocked.
     pub(crate) requests: TniIrqs,
-    /// Those that the driver has asked for in memory, to be announced then.
+    /// Those that the driver has enabled in memory, to be announced then.
     pub(crate) asked: TniIrqs,
 }
 
