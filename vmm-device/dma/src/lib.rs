@@ -1,5 +1,4 @@
-//! Code that all device models share: access to guest memory by DMA, and accesses to registers of
-//! 64 bits.
+//! Code shared by all device models: DMA to guest memory, and accesses to 64-bit registers.
 #![forbid(unsafe_code)]
 
 mod memory;

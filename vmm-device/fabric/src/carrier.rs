@@ -20,8 +20,8 @@ pub trait Deliver<B> {
 
     /// The packet was lost at node `at`, which it should have left through `port`.
     ///
-    /// Without a port, it was lost at its source for lack of a route. `at` is [`NodeId::NOWHERE`]
-    /// if the machine does not even have the source.
+    /// If there is no port, the packet had no route and was lost at its source. `at` is
+    /// [`NodeId::NOWHERE`] if the source is not in the machine.
     fn discarded(
         &mut self,
         at: NodeId,
@@ -34,13 +34,13 @@ pub trait Deliver<B> {
     /// [`Wires::release`](crate::Wires::release), which should be called soon.
     fn held(&mut self) {}
 
-    /// A fault has taken the packet on its way, and its target learns nothing. A carrier whose
-    /// packets take no time does not report this.
+    /// An injected fault has dropped the packet in transit, without notice to its target. A carrier
+    /// without delay does not report this.
     fn swallowed(&mut self, packet: Packet<B>) {
         drop(packet);
     }
 
-    /// Nothing gets through a link any more, and the port of a node has taken it down.
+    /// A port of a node has taken down its link, because no frame gets through any more.
     fn link_failed(&mut self, node: NodeId, port: Port) {
         let _ = (node, port);
     }
@@ -69,7 +69,7 @@ pub struct Crossing<B> {
     pub packet: Packet<B>,
     /// Links that it has crossed, including that of the cable.
     pub hops: u32,
-    /// The number of others that are to overtake it at its target, because of a fault.
+    /// The number of packets that overtake it at its target, because of an injected fault.
     pub held: Option<u32>,
     /// A fault has duplicated it, or made it as a duplicate: it is not duplicated again.
     pub duplicated: bool,
@@ -133,8 +133,8 @@ impl Timing {
     }
 }
 
-/// The fast carrier: a packet walks its whole route at once, in the caller's thread,
-/// and `out` is called before `inject` returns.
+/// The carrier without delay: a packet crosses its whole route in the caller's thread, and `out` is
+/// called before `inject` returns.
 ///
 /// It checks and counts at every link, but has no buffers, no credits and no transmission errors.
 #[derive(Clone, Debug)]
@@ -171,7 +171,7 @@ impl Direct {
         }
     }
 
-    /// Takes a packet along its way. `observer` sees it and may change its fate.
+    /// Moves a packet along its route. `observer` sees it and may change its fate.
     pub(crate) fn carry<B, W: Observer<B>>(
         &self,
         mut packet: Packet<B>,
@@ -328,8 +328,8 @@ impl Direct {
         Ok(())
     }
 
-    /// Takes a packet over its remaining hops, as far as it gets in this shard of the machine. Puts
-    /// its duplicate into `double`, if it may have one and gets one that stays here.
+    /// Moves a packet over its remaining hops in this shard of the machine. If a fault duplicates
+    /// it and the duplicate stays in this shard, puts that into `double`.
     #[inline]
     fn travel<'a, B, W: Observer<B>, H: Iterator<Item = Hop> + Clone + Into<Rest<'a>>>(
         &'a self,
@@ -582,7 +582,7 @@ pub(crate) trait Observer<B> {
     /// It goes no further, as `out` will learn.
     fn lost(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: &Packet<B>) {}
 
-    /// It has arrived at its target, where `held` others are to overtake it.
+    /// It has arrived at its target, where `held` packets are to overtake it.
     fn arrived(
         &mut self,
         at: NodeId,

@@ -59,7 +59,7 @@ pub struct PortCounters {
     pub receive_buffer_ce: u64,
     /// Errors corrected in the crossbar.
     pub xb_ce: u64,
-    /// Frames that were neither acknowledged nor refused in time.
+    /// Frames with neither an ACK nor a NACK before the timeout.
     pub ack_timeouts: u64,
     /// Times that the port took its link down because nothing got through. No register has it.
     pub failures: u64,

@@ -25,7 +25,7 @@ fn ends(hop: Hop, link: Option<OnLink>) -> [Observation; 2] {
     })
 }
 
-/// Most packets that are held back; further ones go on at once.
+/// The most packets that are held back; further ones are not delayed.
 const MOST_HELD: usize = 256;
 
 /// Packets that faults hold back.
@@ -49,7 +49,7 @@ pub struct Equipped<'a, B> {
 }
 
 impl<B> Equipped<'_, B> {
-    /// Returns true if anything sees or changes packets on links.
+    /// Returns true if a tap or faults apply to packets on links.
     pub const fn sees_links(&self) -> bool {
         self.tap.is_some() || self.faults.is_some()
     }
@@ -104,7 +104,7 @@ impl<B> Equipped<'_, B> {
         self.faults?.duplicate(packet)
     }
 
-    /// Hands a packet to its target, where `held` others are to overtake it.
+    /// Delivers a packet to its target, where `held` packets are to overtake it.
     pub fn arrive(
         &self,
         at: NodeId,

@@ -31,9 +31,9 @@ pub enum ErrorsRefused {
 
 /// The links of a machine: their state, and what they have carried.
 ///
-/// Any number of threads may use one at once. Sending takes no lock, except for the first packet
-/// that a node sends. Such a node takes about 730 bytes, any other 24, so the largest machine
-/// starts with 9 MiB.
+/// Any number of threads may use one concurrently. Sending takes no lock, except for the first
+/// packet that a node sends. Such a node takes about 730 bytes, any other 24, so the largest
+/// machine starts with 9 MiB.
 ///
 /// Counters never go back. A device whose counters can be cleared keeps the value at
 /// that time and subtracts.
@@ -228,7 +228,7 @@ impl Fabric {
         Ok(self.set_links_of(node, dead, !up))
     }
 
-    /// Makes a node present or absent, as the shard of the machine that has it comes and goes. All
+    /// Marks a node present or absent, when its shard of the machine connects or disconnects. All
     /// links of an absent node are down, regardless of [`Fabric::set_link`] and
     /// [`Fabric::set_node`]; afterwards these apply again.
     ///

@@ -49,8 +49,8 @@ pub struct Rates {
     pub reorder: Ppm,
     /// Some of its bits change, and most likely its check sequence no longer fits.
     pub corrupt: Ppm,
-    /// Some of its payload's bits change, at most 8 neighbouring ones, and its check sequence is
-    /// made to fit, so that no device can tell.
+    /// At most 8 neighbouring bits of its payload change. Its CRC is recomputed, so that no device
+    /// detects the damage.
     pub undetected: Ppm,
 }
 
@@ -92,7 +92,7 @@ pub struct FaultCounters {
     pub duplicated: u64,
     /// Packets held back.
     pub reordered: u64,
-    /// Packets damaged so that their target can see it.
+    /// Packets damaged so that their target detects it.
     pub corrupted: u64,
     /// Packets damaged with a new check sequence.
     pub undetected: u64,

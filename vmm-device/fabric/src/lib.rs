@@ -1,11 +1,9 @@
-//! The Tofu network between interconnect controllers: a 6D mesh/torus of nodes,
-//! the route of a packet through it, the links with their state and counters, and
-//! the carriers that take packets from one node to another. Links on which packets take time are in
-//! the crate `tofu-netmodel`.
+//! The Tofu network between interconnect controllers: a 6D mesh/torus of nodes, the route of a
+//! packet through it, the links with their state and counters, and the carriers that take packets
+//! from one node to another. The crate `tofu-netmodel` models links on which packets take time.
 //!
-//! This crate knows neither registers nor virtual machines. A device hands a
-//! [`Packet`] to a [`Carrier`] and is called back through [`Deliver`] where the
-//! packet arrives or is lost.
+//! This crate knows neither registers nor virtual machines. A device passes a [`Packet`] to a
+//! [`Carrier`]. The carrier calls [`Deliver`] when the packet arrives or is lost.
 //!
 //! Each item names the source of its facts: *IEEE Micro 2012* is Ajima et al., "The Tofu
 //! Interconnect", IEEE Micro 32(1), 2012; *TofuD paper* is Ajima et al., "The Tofu Interconnect D",

@@ -39,9 +39,9 @@ impl Link {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("node {node} has no link at port {port}")]
 pub struct NoSuchLink {
-    /// The coordinates asked for.
+    /// The requested coordinates.
     pub node: Coords,
-    /// The port asked for.
+    /// The requested port.
     pub port: Port,
 }
 
@@ -70,7 +70,7 @@ pub enum BadErrors {
     /// The generation's links have fewer lanes.
     #[error("lane {lane} does not exist: links have 0 to {}", .lanes - 1)]
     Lane {
-        /// The lane asked for.
+        /// The requested lane.
         lane: u8,
         /// Their number.
         lanes: u8,

@@ -1,5 +1,5 @@
-//! Links whose packets take time, as the fabric of a machine sees them. The crate `tofu-netmodel`
-//! has them; it builds on this one.
+//! The fabric's interface to links on which packets take time. The crate `tofu-netmodel`, which
+//! depends on this one, implements it.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -62,18 +62,17 @@ pub const SENDERS: usize = 16;
 /// A burst: one or more consecutive transport-layer packets (TLPs) of one command
 /// that share a route.
 ///
-/// Routing and counting cost once for the burst; a carrier that needs single TLPs may
-/// split it. Apart from the body all fields are plain data without references, so a
-/// carrier to another process can send them as they are; whether the body can be sent
-/// is up to the choice of `B` (it may refer to the sender's memory where all nodes are
-/// in one process).
+/// A burst is routed and counted once; a carrier that needs single TLPs may split it. All fields
+/// except the body are plain data without references, so that a carrier can send them to another
+/// process. The choice of `B` decides whether the body can be sent too: if all nodes are in one
+/// process, it may refer to the sender's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet<B> {
     /// The node that sends.
     pub src: Coords,
     /// Its TNI.
     pub src_tni: TniId,
-    /// The node that is to receive.
+    /// The destination node.
     pub dst: Coords,
     /// Its TNI. The network does not interpret it, so it may be any number.
     pub dst_tni: u8,
@@ -97,11 +96,11 @@ pub struct Packet<B> {
     /// Which of the TNI's senders this is from, 0 to [`SENDERS`] - 1. Each sends one command after
     /// another.
     pub sender: u8,
-    /// Bytes on the wire of earlier packets of the same command, which go over the links before
-    /// this one.
+    /// Bytes on the wire of earlier packets of the same command, which cross the links before this
+    /// one.
     pub before: u32,
-    /// Modelled time since the command began, in picoseconds, without that of earlier packets. The
-    /// carrier adds theirs and the time on the way.
+    /// Modelled time since the command began, in picoseconds, without the time of earlier packets.
+    /// The carrier adds that and the time in transit.
     pub model_ps: u64,
     /// The payload. The network does not interpret it.
     pub body: B,

@@ -68,9 +68,10 @@ pub enum RouteError {
 /// [`Shape::legs`].
 ///
 /// A class has two virtual channels. A hop on A, B or C takes the first before X, Y and Z, and the
-/// second after. On each of X, Y and Z a packet starts on the first. It takes the second from the
-/// hop that crosses the date line onwards, which is the link between the last coordinate and 0 (its
-/// place is ours), and, by one-hop look-ahead, also for the last hop on the axis (IEEE Micro 2012).
+/// second after. On each of X, Y and Z a packet starts on the first. It changes to the second at
+/// the hop that crosses the date line, the link between the last coordinate and 0 (its place is
+/// ours). By one-hop look-ahead it also takes the second for the last hop on the axis (IEEE Micro
+/// 2012).
 #[derive(Clone, Debug)]
 pub struct Route<'a> {
     shape: &'a Shape,
@@ -125,8 +126,9 @@ impl<'a> Route<'a> {
         })
     }
 
-    /// The route of a packet that takes these hops on X, Y and Z, towards higher coordinates if
-    /// positive, and goes to the A, B and C of `to`. Also returns where it leads.
+    /// Returns the route of a packet that takes these hops on X, Y and Z, towards higher
+    /// coordinates if positive, and then goes to the A, B and C of `to`. Also returns its
+    /// destination.
     ///
     /// It need not be the shortest, but must not lead all the way round a ring, so that virtual
     /// channels rise along it as along others.
@@ -154,8 +156,8 @@ impl<'a> Route<'a> {
         Ok((to, Self { legs: route.legs.with_distances(distances), ..route }))
     }
 
-    /// Returns where a packet's way leads, of which its target may say a part only; `None` if it
-    /// leads nowhere.
+    /// Returns the destination of a packet, computed from its way and from its target, which may be
+    /// incomplete. Returns `None` if there is no such node.
     pub fn end_of<B>(shape: &Shape, packet: &Packet<B>) -> Option<Coords> {
         let Packet { src, dst, path, class, .. } = *packet;
         match packet.way {

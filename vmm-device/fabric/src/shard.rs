@@ -1,4 +1,4 @@
-//! A machine in shards, each of which is in a separate process.
+//! The division of a machine into shards, each in a separate process.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ impl fmt::Display for Block {
 pub struct BadShards {
     /// The machine.
     pub shape: Shape,
-    /// The shards that were asked for.
+    /// The requested shards.
     pub shards: u32,
 }
 

@@ -23,11 +23,10 @@ impl MachineId {
     }
 }
 
-/// The shortest ways of packets that went before, so that the next ones need no route. A thread has
-/// its own, and so needs no lock.
+/// A cache of the shortest ways of earlier packets, so that later ones need not be routed. Each
+/// thread has its own, so that no lock is needed.
 ///
-/// A way is the list of links that it leads over. Each packet looks at their state as it comes to
-/// them.
+/// A way is the list of its links. Each packet checks the state of a link when it reaches it.
 #[derive(Debug, Default)]
 pub struct Ways {
     /// The machine that they are of; 0 for none.

@@ -14,14 +14,14 @@ const HEADER: usize = 128;
 /// The reason why bytes are not a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// They end too early.
-    #[error("the packet ends too early")]
+    /// They are truncated.
+    #[error("the packet is truncated")]
     Short,
-    /// They go on after its end.
-    #[error("there is something behind the packet")]
+    /// There are bytes after its end.
+    #[error("trailing bytes after the packet")]
     Long,
-    /// A field has a value that no device gives it.
-    #[error("{0} has a value that no device gives it")]
+    /// A field has a value that no device sends.
+    #[error("invalid value for {0}")]
     Field(&'static str),
 }
 

@@ -30,7 +30,7 @@ pub trait ModelledCarrier<B>: Send + Sync {
     fn has_mail(&self) -> bool;
 
     /// Runs until `limit`, or for one turn, and accepts what was sent. `equipped` sees each packet
-    /// at every point of its way.
+    /// at every hop.
     fn turn(&self, limit: Ps, equipped: &Equipped<'_, B>, out: &mut dyn Deliver<B>) -> Progress;
 
     /// The same up to the next event, for drivers without a clock.
@@ -45,16 +45,16 @@ pub trait ModelledCarrier<B>: Send + Sync {
 pub struct Progress {
     /// Time on the links, in picoseconds.
     pub now: Ps,
-    /// When the next event is due, `now` if packets have come in meanwhile; `None` if nothing is in
+    /// The time of the next event; `now` if packets were injected since; `None` if nothing is in
     /// flight.
     pub next: Option<Ps>,
 }
 
 /// A carrier whose packets a [`Tap`] can observe and faults can disturb.
 ///
-/// Over links that are [modelled](Wires::modelled), packets take time, and a thread has to drive
-/// them by [`Wires::turn`]. Over others it is a [`Direct`] carrier; without tap and faults that
-/// costs a packet one relaxed load.
+/// If links are [modelled](Wires::modelled), packets take time, and a thread must call
+/// [`Wires::turn`] to drive them. Otherwise this is a [`Direct`] carrier; without tap and faults,
+/// the choice costs a packet one relaxed load.
 pub struct Wires<B> {
     direct: Direct,
     modelled: Option<Box<dyn ModelledCarrier<B>>>,
@@ -127,8 +127,8 @@ impl<B> Wires<B> {
         self.direct.fabric()
     }
 
-    /// Makes this tap, or none, observe all packets from now on. The former one may still observe
-    /// packets in flight at that moment.
+    /// Makes this tap, or none, observe all packets from now on. The previous one may still observe
+    /// packets that are in flight.
     pub fn set_tap(&self, tap: Option<Arc<dyn Tap<B>>>) {
         self.change(|equipment| equipment.tap = tap);
     }
@@ -158,9 +158,9 @@ impl<B> Wires<B> {
         self.direct.carry_on(from, crossing, &mut equipment.with(&self.held), out)
     }
 
-    /// Makes the tap, if any, observe each frame at the ports of these nodes with all that a
-    /// modelled link adds to it, resent frames, and data-link-layer packets. These nodes replace
-    /// those of earlier calls.
+    /// Makes the tap, if any, observe the ports of these nodes in full: each frame with the header
+    /// and trailer of a modelled link, retransmissions, and data-link-layer packets. These nodes
+    /// replace those of earlier calls.
     pub fn look_at(&self, nodes: &BTreeSet<NodeId>) {
         self.fabric().look_at(nodes);
     }
@@ -197,8 +197,7 @@ impl<B> Wires<B> {
         }
     }
 
-    /// Returns true if something sees or changes packets on their way: tap, faults, cables or
-    /// modelled links.
+    /// Returns true if there is a tap, a fault, a cable or a modelled link on the packet path.
     #[inline]
     pub fn is_observed(&self) -> bool {
         self.observed.load(Relaxed)
@@ -219,7 +218,7 @@ impl<B> Wires<B> {
         (!self.is_observed()).then(|| self.direct.pass(packet, ways))
     }
 
-    /// Returns true if a TNI of a node accepts another request. If not, [`Deliver::room`] tells
+    /// Returns true if a TNI of a node accepts another request. If not, [`Deliver::room`] is called
     /// when it does.
     #[inline]
     pub fn has_room(&self, node: Coords, tni: TniId) -> bool {

@@ -379,7 +379,7 @@ fn failed_routers_links_recover_unchanged() {
     assert_eq!(fabric.set_node(node(3), true), Ok(true));
     assert_eq!(down(), [3], "as it was set meanwhile");
 
-    // A node that is absent. Meanwhile its router fails, too, and works again.
+    // A node is absent. While it is, its router fails and recovers.
     fabric.set_there(node(1), false).unwrap();
     assert_eq!(fabric.set_node(node(1), false), Ok(true));
     assert_eq!(down(), [0, 1, 3]);

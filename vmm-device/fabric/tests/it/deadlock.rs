@@ -202,9 +202,9 @@ fn broken_rules_give_cycles() {
     assert!(!Graph::build(&shape([2, 1, 1, 1, 1, 1]), classes_together).is_acyclic());
 }
 
-/// A number for each channel that every route passes in strictly rising order: which
-/// leg of a route the channel belongs to, then how far along the axis it is, the
-/// second virtual channel beginning at the date line behind the end of the first.
+/// Numbers the channels so that every route passes them in strictly rising order: by the leg of the
+/// route, then by the position on the axis. The second virtual channel's positions begin at the
+/// date line, after the last one of the first.
 fn rank(shape: &Shape, step: &Step) -> (u8, usize) {
     let axis = step.hop.port.axis();
     let second = step.hop.vc % 2 == 1;

@@ -8,8 +8,8 @@ pub(crate) fn shape(len: [u8; 6]) -> Shape {
     Shape::new(len).expect("lengths are within limits")
 }
 
-/// The shapes with these lengths of X, Y, Z and each of the three a torus or a mesh,
-/// without the duplicates that axes of length 1 would cause.
+/// The shapes with these lengths of X, Y and Z, where each of the three is a torus or a mesh.
+/// Duplicates due to axes of length 1 are left out.
 pub(crate) fn tori_and_meshes(len: [u8; 6]) -> impl Iterator<Item = Shape> {
     (0..8u8)
         .map(|bits| [0, 1, 2].map(|axis| bits >> axis & 1 != 0))

@@ -338,8 +338,8 @@ fn spoil(wires: &Wires<Letter>) {
     }
 }
 
-/// Which packets are damaged, lost and duplicated follows from seed, link and number, however links
-/// work.
+/// Seed, link and packet number alone determine which packets are damaged, lost and duplicated, for
+/// both kinds of links.
 #[test]
 fn modelled_errors_match_direct_faults() {
     let plan = |everywhere, links| FaultPlan { seed: 3, everywhere, links, commands: false };
@@ -366,7 +366,7 @@ fn modelled_errors_match_direct_faults() {
             assert_eq!(of(&log), of(&expected));
             assert_eq!(wires.faults(), direct.faults());
             assert_eq!(log.discarded, []);
-            // The sender of a lost packet has its command ended.
+            // The command of a lost packet is completed at its sender.
             assert_eq!(u64::from(log.swallowed), wires.faults().unwrap().1.lost);
             let replayed = wires.fabric().port_counters(NodeId(1), Port::XMinus).unwrap();
             assert_eq!(replayed.lcrc_errors > 0, errors);
@@ -386,7 +386,7 @@ fn modelled_links_delay_and_lose_packets() {
     assert_eq!(log.held as u64, wires.faults().unwrap().1.reordered);
     numbers.sort_unstable();
     assert!(numbers.into_iter().eq(0..500));
-    // Commands are in order, and lost only if asked for.
+    // Commands are in order, and lost only if that was requested.
     let lossy = Rates { loss: Ppm::ALWAYS, ..everywhere };
     let plan = FaultPlan { everywhere: lossy, ..FaultPlan::default() };
     wires.set_faults(Some(plan.clone())).unwrap();
