@@ -1,9 +1,8 @@
 //! The cost of a trace for a Put: Puts with and without one by turns, in one run.
 //!
 //! `trace_cost [BYTES [TURNS]]` prints the medians of batches, in nanoseconds a Put, and their
-//! ratio. The trace is read meanwhile, as `tofu trace` does. The time is the processor's that the
-//! putting thread had, so what else runs on the host, and the reader, count by what they leave in
-//! caches only.
+//! ratio. A second thread reads the trace, as `tofu trace` does. The time is the CPU time of the
+//! thread that puts, so the reader and the rest of the host affect it only through the caches.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

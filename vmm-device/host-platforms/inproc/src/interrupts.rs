@@ -33,8 +33,8 @@ impl Interrupts {
         }
     }
 
-    /// Waits until `vector` has fired, for at most `timeout`; returns whether it has, and
-    /// forgets it then.
+    /// Waits until `vector` has fired, for at most `timeout`. Returns whether it has, and clears
+    /// it.
     pub fn wait(&self, vector: u16, timeout: Duration) -> bool {
         let Some((word, bit)) = place(vector) else {
             return false;

@@ -1,7 +1,7 @@
-//! Drives an emulated device in the same process: no VM, no KVM, no rights needed.
+//! Drives an emulated device in the same process, without a VM, KVM or privileges.
 //!
-//! [`InProcess`] is the driver's platform; what is behind it is a [`Backend`]: a node of a
-//! machine, or a device that a test holds in its hands.
+//! [`InProcess`] is the driver's platform. Behind it is a [`Backend`]: a node of a machine, or a
+//! device that a test owns.
 #![forbid(unsafe_code)]
 
 mod interrupts;
@@ -46,8 +46,8 @@ pub trait Backend: Send + Sync {
     /// A monotonic clock in nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// Lets the device do its pending work in this thread, and lets time pass. Returns false, at
-    /// once, if the device has threads.
+    /// Lets the device do its pending work in this thread, and advances time. Returns false
+    /// immediately if the device has threads.
     fn pump(&self) -> bool;
 }
 

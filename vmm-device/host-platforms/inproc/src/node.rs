@@ -22,7 +22,7 @@ pub enum AttachError {
     /// The host has no memory.
     #[error("memory of {size} bytes: {source}")]
     Memory {
-        /// Bytes asked for.
+        /// The requested bytes.
         size: usize,
         /// The host's error.
         source: vm_memory::mmap::FromRangesError,
@@ -36,8 +36,8 @@ pub enum AttachError {
 }
 
 impl InProcess {
-    /// Puts a device with `size` bytes of private memory at `coords` of `machine`, does what
-    /// firmware would do, and returns the platform to drive it with.
+    /// Puts a device with `size` bytes of private memory at `coords` of `machine`, does firmware's
+    /// work, and returns the platform that drives it.
     ///
     /// # Errors
     ///

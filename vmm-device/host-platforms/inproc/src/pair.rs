@@ -194,7 +194,7 @@ impl Pair {
             match self.cq.poll_tcq() {
                 Some(done) if done.is_success() => (reaped, idle) = (reaped + 1, false),
                 Some(done) => return Err(PairError::Failed(done.rcode)),
-                // What the last turn has brought has been looked for.
+                // The results of the last turn have been polled.
                 None if idle => return Err(PairError::Lost),
                 // A doorbell gives the queue one turn; much work takes several.
                 None => idle = !self.machine.run_turn(),

@@ -14,7 +14,7 @@ use crate::{AttachError, Backend, InProcess};
 
 impl InProcess {
     /// Puts a network processor with `size` bytes of private memory at `coords` of `torus`, does
-    /// what firmware would do, and returns the platform to drive it with.
+    /// firmware's work, and returns the platform that drives it.
     ///
     /// # Errors
     ///

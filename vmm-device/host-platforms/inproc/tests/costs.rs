@@ -49,16 +49,16 @@ const SHARED: u32 = 64;
 /// By how much it may be more.
 const MARGIN: f64 = 0.03;
 
-/// The number of additional instructions of a traced one: four records, each with a look at the
-/// processor's counter.
+/// The number of additional instructions of a traced one: four records, each with a read of the
+/// time stamp counter.
 const TRACED: f64 = 1_560.0;
 /// By how much that may be more: it is a difference, so what is inlined weighs more.
 const TRACED_MARGIN: f64 = 0.1;
 
 /// Instructions of a frame of this many bytes from one node to another, the devices' among them.
 const FRAMES: [(u32, f64); 3] = [(60, 18_680.0), (1514, 22_880.0), (9014, 329_830.0)];
-/// The same for frames that the other node fetches from where the first one has them, and uses
-/// where they are fetched to, with their heads in the requests.
+/// The same for frames that the other node fetches (rendezvous), without a copy on either side, and
+/// with their headers in the requests.
 const PLACED: [(u32, f64); 2] = [(9014, 67_580.0), (65_000, 136_100.0)];
 
 /// Tells the test to do something else instead.
@@ -183,7 +183,7 @@ fn counts(test: &str) -> bool {
     false
 }
 
-/// Does nothing unless this program asks itself for Puts or frames.
+/// Does nothing unless this program was started by itself, to count Puts or frames.
 #[test]
 fn work_for_valgrind() {
     let Ok(asked) = std::env::var(ASKED) else { return };
@@ -487,7 +487,7 @@ fn direct_put_allocates_nothing() {
     let allocations = |puts| count(&["--tool=memcheck"], "total heap usage:", What::Put, [8, puts]);
     let more = allocations(1500).abs_diff(allocations(500));
     eprintln!("{more} allocations more for 1000 Puts more");
-    // Some of the test's own, of which it has the one time more than the other.
+    // The test itself makes some, and not always the same number.
     assert!(more < 100, "{more} allocations for 1000 Puts");
 }
 

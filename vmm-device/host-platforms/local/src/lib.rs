@@ -1,7 +1,8 @@
 //! `libtofulocal`: devices that this host emulates, for `libtofucom` and `libtnw`.
 //!
 //! The library has one symbol, which returns the functions of [`tofu_hosted::table`]. This crate
-//! makes them of Rust's platforms: here are pointers and panics, in `devices` is the rest.
+//! implements them on the platforms of the Rust crates. Pointers and panics are handled here,
+//! everything else in `devices`.
 #![deny(unsafe_code)]
 
 mod devices;

@@ -14,7 +14,8 @@ pub enum Rights {
     ReadWrite,
 }
 
-/// This process's rights to `len` bytes at `addr`. Everything, if the kernel does not tell.
+/// Returns this process's access rights to `len` bytes at `addr`; all rights, if the kernel does
+/// not report them.
 pub fn rights(addr: usize, len: usize) -> Rights {
     File::open("/proc/self/maps")
         .map_or(Rights::ReadWrite, |maps| rights_in(BufReader::new(maps), addr, len))

@@ -101,8 +101,8 @@ impl NodeMemory {
         write(&self.mappings)
     }
 
-    /// Maps memory of the process for the device, at an address that has the same place in its
-    /// granule. What the process itself may only read is not written.
+    /// Maps memory of the process for the device, at a device address with the same offset in its
+    /// granule. The device does not write memory that the process may only read.
     ///
     /// # Safety
     ///

@@ -38,8 +38,8 @@ impl LocalPlatform {
         Self { machine, node, rings, memory, events, stepped }
     }
 
-    /// Lets the device access `len` bytes of the process's memory at `addr`. What the process may
-    /// only read is not written.
+    /// Lets the device access `len` bytes of the process's memory at `addr`. Memory that the
+    /// process may only read is not written.
     ///
     /// # Errors
     ///

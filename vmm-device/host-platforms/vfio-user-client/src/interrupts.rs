@@ -47,7 +47,8 @@ impl Interrupts {
             tv_nsec: (timeout_ns % SECOND) as i64,
         };
         let mut ready = [PollFd::new(&event, PollFlags::IN)];
-        // An error, such as a signal, is nothing that has fired; who waits looks at the time.
+        // An error, such as EINTR, means that nothing has fired; the waiting caller checks the
+        // time.
         let fired = poll(&mut ready, Some(&timeout)).is_ok_and(|ready| ready > 0);
         fired && rustix::io::read(&event, &mut [0; 8]).is_ok()
     }

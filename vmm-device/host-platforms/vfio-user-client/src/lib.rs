@@ -1,5 +1,5 @@
-//! A platform of the driver for a process whose device is in another process of this host. That
-//! process serves the device by the vfio-user protocol at a UNIX socket.
+//! The driver's platform for a device in another process of this host, which serves it by the
+//! vfio-user protocol at a UNIX socket.
 //!
 //! Accesses to registers are messages, except for doorbells, which are events or mapped pages.
 //! Queues and tables are in a memory file that both processes map. If the server can reach this

@@ -123,8 +123,8 @@ impl SocketPlatform {
         Self::connect_shared(socket, 0, 1)
     }
 
-    /// Attaches a device that `count` processes share, of which this one is `index`, and is served
-    /// at `socket`. It has the interrupts of the queues that it opens.
+    /// Attaches a device that `count` processes share and that is served at `socket`. This process
+    /// is number `index`, and gets the interrupts of the queues that it opens.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl SocketPlatform {
     /// dropped: for reading, and for writing if it is `writable`. The server must be one that can
     /// access its clients' memory.
     ///
-    /// If the memory is unmapped meanwhile, the device finds none.
+    /// If the memory is unmapped before that, the device's accesses to it fail.
     ///
     /// # Errors
     ///
@@ -240,8 +240,8 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Address of the first byte for the device. It has the same place in its 64 KiB as the
-    /// address in this process, and nothing else is mapped in front of it there.
+    /// The device address of the first byte. Its offset within 64 KiB is that of the address in
+    /// this process, and nothing else is mapped before it in that range.
     pub fn device_addr(&self) -> u64 {
         self.address
     }

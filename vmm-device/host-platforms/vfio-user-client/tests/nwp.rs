@@ -108,7 +108,7 @@ fn windows_are_memory_of_each_client() {
             messages(&near, &far);
             let stream = near.open(LINK, CHANNEL).unwrap();
             assert_eq!(stream.read(ChannelReg::TxMode), 1);
-            // It was asked for registers, but has memory nevertheless.
+            // Registers were requested, but this device only has memory.
             let mut other = near.open(LINK, Channel::ALL[0]).unwrap();
             other.use_registers();
             other.send(&[1], PATIENCE).unwrap();

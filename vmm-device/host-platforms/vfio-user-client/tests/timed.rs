@@ -14,7 +14,7 @@ use tofu_timed::{EventEngine, Function, Turn, Turns};
 use tofu_vfio_user::{Backing, ClientMemory, Limits, Server};
 use tofu_vfio_user_client::{Mapping, SocketPlatform};
 
-/// Picoseconds between two looks at memory.
+/// Picoseconds between two polls of memory.
 const LOOK: u64 = 1000;
 const ROUNDS: u64 = 100;
 
