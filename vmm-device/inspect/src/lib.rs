@@ -1,8 +1,8 @@
-//! Types that describe their own live state, for debugging.
+//! Structured inspection of live state, for debugging.
 //!
-//! A type that implements [`Inspect`] shows itself to a [`Visit`], as a value or as a tree of named
-//! parts. The macro [`inspect!`] does that for a struct. It destructures the struct with all of its
-//! fields, so a new field does not compile until the macro says how to show it.
+//! A type that implements [`Inspect`] reports its state to a [`Visit`], as a value or as a tree of
+//! named parts. The macro [`inspect!`] does that for a struct. It destructures the struct with all
+//! of its fields, so code with a new field does not compile until the macro says how to show it.
 //!
 //! A [`Query`] selects what is shown: it has a path, a depth and a limit. Parts that are not on the
 //! path or too deep are not visited at all, so none of their locks are taken. A tree is never
@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// The placeholder of a tree below the depth of a [`Query`].
 pub const CUT: &str = "...";
 
-/// Names at one place that a [`Missing`] tells at most.
+/// The most names at one place that a [`Missing`] lists.
 const MAX_NAMES: usize = 512;
 
-/// State that can be looked at.
+/// State that can be inspected.
 pub trait Inspect {
-    /// Shows it. What is behind a lock is copied, or has few parts, so that no thread waits for
-    /// long.
+    /// Reports the state. Data behind a lock is copied, or has few parts, so that no thread waits
+    /// for long.
     fn inspect(&self, visit: Visit<'_>);
 }
 
@@ -99,7 +99,7 @@ struct State {
     missing: Option<Missing>,
 }
 
-/// A look at one thing, which shows itself by one of the methods, or not at all.
+/// A visit to one value. Its [`Inspect`] calls at most one of the methods.
 #[derive(Debug)]
 pub struct Visit<'a> {
     path: &'a [&'a str],
@@ -111,7 +111,7 @@ pub struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// It is a value.
+    /// Reports a value.
     pub fn value(self, value: Value) {
         if !self.path.is_empty() {
             self.state.missing = Some(Missing { at: self.at, names: Vec::new() });
@@ -120,12 +120,12 @@ impl Visit<'_> {
         *self.into = value;
     }
 
-    /// It is what this says.
+    /// Reports a text.
     pub fn text(self, text: impl fmt::Display) {
         self.value(Value::Text(text.to_string()));
     }
 
-    /// It is a register with these fields, by name.
+    /// Reports a register with these fields, by name.
     pub fn register(self, value: u64, fields: &[(impl fmt::Display, impl Inspect)]) {
         if fields.is_empty() {
             return self.text(format_args!("{value:#x}"));
@@ -155,7 +155,7 @@ impl Visit<'_> {
     }
 }
 
-/// A look at something with parts.
+/// A visit to a value with parts.
 #[derive(Debug)]
 pub struct Tree<'a> {
     path: &'a [&'a str],
@@ -175,7 +175,7 @@ impl Tree<'_> {
         self.add_with(name, |visit| what.inspect(visit));
     }
 
-    /// Shows a part by this, which is not called unless a client asks for it.
+    /// Shows a part by `show`, which is called only if the query selects the part.
     pub fn add_with(&mut self, name: impl fmt::Display, show: impl FnOnce(Visit<'_>)) {
         let name = name.to_string();
         let mut value = Value::None;
@@ -299,7 +299,7 @@ impl Inspect for Hex {
     }
 }
 
-/// A time in nanoseconds of a clock that people do not see; `u64::MAX` is never.
+/// A time in nanoseconds on an internal clock; `u64::MAX` means never.
 #[derive(Clone, Copy, Debug)]
 pub struct Time(pub u64);
 
@@ -342,11 +342,10 @@ impl Inspect for AtomicU64 {
 
 /// Implements [`Inspect`] for a struct, as a tree of its fields.
 ///
-/// All fields must be listed, or it does not compile. A field can be followed by its format:
-/// `as hex` for a number in hexadecimal, `as said` and `as debug` by its `Display` and `Debug`,
-/// `as time` for a [`Time`], `as len` for how many of something there are, `as sparse` for
-/// [`Sparse`], `as skip` for what is not shown. Anything else is a tuple struct around a copy of
-/// the field.
+/// All fields must be listed, or it does not compile. A field can be followed by its format: `as
+/// hex` for a number in hexadecimal, `as said` and `as debug` by its `Display` and `Debug`, `as
+/// time` for a [`Time`], `as len` for the length of a collection, `as sparse` for [`Sparse`], `as
+/// skip` for a field that is not shown. Anything else is a tuple struct around a copy of the field.
 ///
 /// ```
 /// struct Ring { base: u64, next: u32, held: Vec<u64> }

@@ -18,7 +18,7 @@ pub struct Counters {
     pub send_dllp: u64,
     /// Picoseconds for which frames of a virtual channel waited for credit alone.
     pub zero_credit_ps: [u64; VCS],
-    /// Times that no acknowledgement came in time.
+    /// Acknowledgement timeouts.
     pub ack_timeouts: u64,
     /// Times that credit was requested.
     pub credit_timeouts: u64,

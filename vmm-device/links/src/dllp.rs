@@ -44,8 +44,7 @@ impl Seq {
     }
 }
 
-/// A data-link-layer packet: what one end of a link tells the other about the frames that came from
-/// there.
+/// A data-link-layer packet: one end of a link reports on the frames from the other end.
 ///
 /// Each is true whenever it arrives, and supersedes all earlier ones of its kind: a number is the
 /// latest, and credits are a running total *(ours)*. Any of them may therefore be lost.
@@ -63,8 +62,8 @@ pub enum Dllp {
         /// The running total.
         total: u16,
     },
-    /// Asks for the latest of all of these (*ours*): without it, a sender without credit and with
-    /// nothing to be acknowledged would never learn of an UpdateFC that was lost.
+    /// Requests the latest of all of these (*ours*). Otherwise a sender without credit and without
+    /// unacknowledged frames would never recover from the loss of an UpdateFC.
     Poll,
 }
 

@@ -24,7 +24,7 @@ impl ErrorRate {
         if self.0 == 0 {
             return false;
         }
-        // How likely all are right, by repeated squaring.
+        // The probability that all bits are right, by repeated squaring.
         let (mut right, mut power, mut bits) = (u64::MAX, u64::MAX - self.0, bits);
         while bits > 0 {
             if bits & 1 == 1 {
@@ -45,14 +45,14 @@ const fn product(a: u64, b: u64) -> u64 {
 /// The lanes of one direction of a link.
 ///
 /// The receiving end watches the last 64 slices, or frames, of each lane. TofuD's tells the sender
-/// which lanes are bad (STAT). While any is, frames are sent whole on each lane, one of which is
-/// enough; a lane that recovers is used again (TofuD paper, IV.E). Tofu2's takes a bad lane out of
-/// use for good, as long as there is another. When a lane counts as bad, and as good again, is
-/// *ours*.
+/// which lanes are bad (STAT). While any lane is bad, every lane carries the whole frame, and one
+/// good copy is enough; a lane that recovers is used again (TofuD paper, IV.E). Tofu2's receiver
+/// permanently removes a bad lane, as long as there is another. The thresholds at which a lane
+/// counts as bad, and as good again, are *ours*.
 #[derive(Clone, Debug)]
 pub struct Lanes {
     slicing: Slicing,
-    /// All lanes, those that are dead, those that are out of use for good, as bits.
+    /// As bits: all lanes, those that are dead, and those that were permanently removed.
     all: u8,
     dead: u8,
     given_up: u8,
@@ -149,7 +149,7 @@ impl Lanes {
         self.bad
     }
 
-    /// Tells the sender, which learns it from the routing header of any frame of the other
+    /// Passes STAT to the sender, which gets it from the routing header of any frame of the other
     /// direction.
     pub const fn tell(&mut self, stat: u8) {
         self.told = stat & self.all;
@@ -240,7 +240,7 @@ mod tests {
             Self(Lanes::new(&parameters), parameters, Counters::default(), 1)
         }
 
-        /// Sends frames, and tells the sender of each what the receiver saw. Returns how many
+        /// Sends frames, and passes the receiver's STAT to the sender after each. Returns how many
         /// arrived.
         fn send(&mut self, frames: u32) -> u32 {
             let mut good = 0;

@@ -1,13 +1,13 @@
 //! The data link layer of the three generations of Tofu, as pure state machines.
 //!
 //! A link has two directions, each with a [`Sender`] at one end and a [`Receiver`] at the other.
-//! Their messages to each other go the other way, as [`Dllp`]s. They are told what happens and
-//! when, and return what to do: they have no clock, no threads, and no memory but their own. Time
-//! is in picoseconds ([`Ps`]) from any origin.
+//! The receiver replies in the opposite direction, by [`Dllp`]s. The caller passes each event with
+//! its time, and gets back what to do: there is no clock, no thread and no shared memory. Time is
+//! in picoseconds ([`Ps`]) from any origin.
 //!
 //! [`Parameters`] describe the links of a generation.
 //!
-//! A link without errors needs no events for what comes back: see [`Sender`].
+//! A link without errors needs no events for acknowledgements and credit: see [`Sender`].
 //!
 //! Each item names the source of its facts: *IEEE Micro 2012* is Ajima et al., "The Tofu
 //! Interconnect", IEEE Micro 32(1), 2012; *TofuD paper* is Ajima et al., "The Tofu Interconnect D",

@@ -14,7 +14,7 @@ pub type Rows = u8;
 /// The layout of a frame on the lanes of its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Slicing {
-    /// Over all lanes, none of which may fail (Tofu).
+    /// Over all lanes; the link fails if one does (Tofu).
     Striped,
     /// Over the lanes that work; a lane that has failed stays out of use (Tofu2: TofuD paper,
     /// IV.E).
@@ -38,7 +38,7 @@ pub struct Parameters {
     pub coding: (u8, u8),
     /// Clock of the logic, in kHz.
     pub clock_khz: u32,
-    /// Bytes of the data path, to which each part of a frame is aligned.
+    /// The width of the data path in bytes; each part of a frame is aligned to it.
     pub row: u8,
     /// Bytes in front of the TLP: preamble and routing header, or sequence number and routing
     /// header. For [`Slicing::Dynamic`], this and the next are bytes of one slice.
@@ -101,7 +101,7 @@ impl Parameters {
     /// 4 lanes of 25.78125 Gbit/s give 12.5 GB/s (TofuD paper, Table I), by the coding of 100 Gbit
     /// Ethernet (IV.E), on 32 bytes (V.D), which is 390.625 MHz: TofuD's 425 MHz are 9 % more
     /// (IV.C). A link and switches take 0.2 us longer than Tofu's (V.B). *Ours*: buffers twice as
-    /// large as Tofu's, as links between neighbours would otherwise wait for credit and
+    /// large as Tofu's, because links between neighbours would otherwise wait for credit and
     /// acknowledgements; the switch's share of a hop; the timeout; and preamble, control and gap as
     /// TofuD's, each aligned to a row.
     pub const TOFU2: Self = Self {

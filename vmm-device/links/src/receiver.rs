@@ -31,8 +31,8 @@ pub enum Verdict {
 const ACK: u8 = 1 << VCS;
 const NACK: u8 = 1 << (VCS + 1);
 
-/// The receiving end of one direction of a link: which frame comes next, and what the sender must
-/// be told.
+/// The receiving end of one direction of a link: the next expected frame, and the pending ACKs,
+/// NACKs and credit updates.
 ///
 /// It has no queues, as its driver has them; a sender with credit for a frame knows that there is
 /// room.
@@ -103,8 +103,8 @@ impl Receiver {
         }
     }
 
-    /// One NACK is enough for all that follows the frame, unless it is lost or the frame is bad
-    /// again.
+    /// One NACK covers all frames after the bad one, unless the NACK is lost or the resent frame is
+    /// bad again.
     fn refuse(&mut self, now: Ps) {
         if now >= self.refuse_at {
             self.refuse_at = now.saturating_add(self.patience);
@@ -119,12 +119,12 @@ impl Receiver {
         self.due |= 1 << i;
     }
 
-    /// Makes the latest of everything due, as the sender has asked for it.
+    /// Makes the latest ACK and credit updates due, because the sender has requested them.
     pub fn poll(&mut self) {
         self.due |= ACK | (ACK - 1);
     }
 
-    /// Starts over with the sender's next frame, as the link went down, and tells it of all room.
+    /// Starts over with the sender's next frame after the link went down, and announces all room.
     pub fn restart(&mut self, sender: &mut Sender) {
         self.restart_at(sender.next());
         for (vc, total) in (0..).zip(self.freed) {

@@ -45,7 +45,8 @@ pub enum Effect {
     Credit,
     /// Frames must be resent: [`Sender::resend`].
     Replay,
-    /// The other end asks for the latest of everything: [`Receiver::poll`](crate::Receiver::poll).
+    /// The other end requests the latest ACK and credit updates:
+    /// [`Receiver::poll`](crate::Receiver::poll).
     Polled,
 }
 
@@ -61,14 +62,14 @@ pub enum Timeout {
 /// The sending end of one direction of a link: sequence numbers, the replay buffer, and the credit
 /// of each virtual channel.
 ///
-/// It keeps no frames, as its driver has them. Frames to resend are named by their sequence
-/// numbers, of which at most [`WINDOW`] are in use.
+/// Its driver keeps the frames. Frames to resend are named by their sequence numbers, of which at
+/// most [`WINDOW`] are in use.
 ///
-/// It learns what comes back in two ways, which may be mixed. Where DLLPs may be lost, each is
-/// passed to [`dllp`](Self::dllp) when it arrives. Without errors, it is known ahead when a frame
-/// is acknowledged ([`send`](Self::send)) and when a row of the other end's queue will be known to
-/// be free ([`return_credit`](Self::return_credit)). Such returns cost no event, and are applied
-/// when a frame is to be sent.
+/// Acknowledgements and credit come in two ways, which may be mixed. If DLLPs may be lost, each is
+/// passed to [`dllp`](Self::dllp) when it arrives. Without errors, the times are known in advance:
+/// [`send`](Self::send) takes the time of the acknowledgement, and
+/// [`return_credit`](Self::return_credit) the time of the credit. Such returns cost no event; they
+/// are applied when the next frame is to be sent.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub struct Sender {
@@ -411,7 +412,7 @@ impl Sender {
         Some(seq)
     }
 
-    /// Notes that a frame waits for credit, of which an UpdateFC may have been lost.
+    /// Notes that a frame waits for credit, because an UpdateFC may have been lost.
     pub fn starve(&mut self, vc: u8, now: Ps) {
         self.starved |= 1 << (usize::from(vc) % VCS);
         if self.credit_deadline == NEVER {

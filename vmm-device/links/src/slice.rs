@@ -21,12 +21,12 @@
 //! routing header on, highest byte first. A frame without DLLP or other control has zeros in its
 //! place.
 //!
-//! Two more are *ours* where the text of the figures, as it was read from print, has others. The
-//! gap begins with fd, by which Ethernet ends a frame; the text has fb, by which both begin one. A
-//! cut TLP has two rows behind it; the text of figure 6 has three. Of these the second,
-//! `F, DLLP 8 + 4n to 11 + 4n, zeros`, is as in figure 5, and the third, `F, DLLP 12 to 15, FCS`,
-//! is the same in both slices. Two rows hold the whole DLLP once, and come nearer to Table V:
-//! 6.33 GB/s, where three give 6.28 and the paper has 6.35.
+//! Two more choices are *ours*, and differ from the text of the printed figures. First, the gap
+//! begins with fd, which ends a frame in Ethernet; the text has fb, which begins a frame in both.
+//! Second, a cut TLP is followed by two rows; figure 6 has three. The second row of figure 6, `F,
+//! DLLP 8 + 4n to 11 + 4n, zeros`, is as in figure 5, and the third, `F, DLLP 12 to 15, FCS`, is
+//! the same in both slices. Two rows hold the whole DLLP once, and come closer to Table V: they
+//! give 6.33 GB/s, and three rows 6.28; the paper has 6.35.
 
 use tofu_abi::frame::{ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT};
 
@@ -65,7 +65,7 @@ pub struct LinkFrame<'a> {
 /// The reason why bytes are not a slice, or slices not a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// A slice does not begin or end as slices do.
+    /// A slice has no valid start or end.
     #[error("no preamble, or no gap")]
     Framing,
     /// A slice's length is not what its routing header says.

@@ -1,4 +1,4 @@
-//! The two ends of a link, with a wire between them that loses what a test tells it to.
+//! The two ends of a link, with a wire between them that loses the frames that a test selects.
 
 mod loss;
 mod told_ahead;
