@@ -1,4 +1,4 @@
-//! Networks and nodes with devices of any kind, for those who look at them or disturb them.
+//! Networks and nodes with devices of any kind, for inspection and fault injection.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ pub struct Passed {
     pub instruction_ps: u64,
     /// The number of events that came to guests that were ahead of them.
     pub late: u64,
-    /// The longest time by which one was, in nanoseconds.
+    /// The longest time by which a guest was ahead, in nanoseconds.
     pub late_most_ns: u64,
     /// Of each guest.
     pub guests: Vec<GuestPassed>,
@@ -106,7 +106,7 @@ pub struct GuestPassed {
     pub awake_ns: u64,
     /// The host's nanoseconds in which it ran.
     pub host_ns: u64,
-    /// The number of times that it stopped to ask how far it may run.
+    /// The number of times that it stopped to request permission to run further.
     pub steps: u64,
     /// Its accesses to the device.
     pub accesses: u64,
@@ -122,12 +122,12 @@ pub struct GuestPassed {
 pub trait AnyNetwork: Send + Sync {
     fn interconnect(&self) -> Interconnect;
     fn fabric(&self) -> &Arc<Fabric>;
-    /// The time that has passed, if it is modelled. Then the network can only be looked at.
+    /// The time that has passed, if it is modelled. The network is then read-only.
     fn passed(&self) -> Option<Passed> {
         None
     }
-    /// Lets modelled time go on that stands still, until it gets to another time in picoseconds, if
-    /// there is one. The error says why it does not.
+    /// Resumes modelled time that is stopped, until it reaches `until`, in picoseconds, if given.
+    /// The error says why time cannot be resumed.
     fn go_on(&self, until: Option<u64>) -> Result<(), String> {
         let _ = until;
         Err("its time is the host's".to_owned())

@@ -170,8 +170,8 @@ impl Cables {
         let crossing = Crossing { packet, hops: 0, held: None, duplicated: false };
         let mut message = vec![UNDELIVERED, rcode.raw()];
         if wire::encode(&crossing, &mut message).is_ok() {
-            // If that shard is gone, so is the node to be told. If the shard is overloaded, the
-            // node's command ends by its timeout.
+            // If that shard is gone, so is the node that would be notified. If the shard is
+            // overloaded, the node's command ends by its timeout.
             self.send_message(to, message, Whose { asked: to, through: true });
         }
     }

@@ -21,10 +21,10 @@ pub enum Doorbells {
     Polled,
 }
 
-/// The way packets go over the links of a machine.
+/// The model of the links of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
-    /// At once: links have no buffers and cost no time.
+    /// Without delay: links have no buffers and cost no time.
     #[default]
     Direct,
     /// As frames with credits, in modelled time that follows the host's time or lags behind it.
@@ -98,12 +98,12 @@ impl MachineConfig {
 pub struct Surroundings {
     /// The shard of the machine in this process; `None` if the whole machine is in it.
     pub shard: Option<Shard>,
-    /// Is told when a modelled link has failed.
+    /// Called when a modelled link has failed.
     pub link_failed: Option<LinkFailed>,
 }
 
-/// Is called when a port of a node takes down a modelled link because nothing gets through any
-/// more. The thread that drives the links calls it, so it must not inspect the links.
+/// A callback for a port that takes down a modelled link because no frame gets through any more.
+/// The thread that drives the links calls it, so it must not inspect the links.
 pub type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
 
 /// The shard of a machine that is in this process.

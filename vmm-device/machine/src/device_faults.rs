@@ -1,6 +1,6 @@
-//! Faults of a node's device, for drivers to be tried with: a device that loses, doubles or delays
-//! interrupts, whose accesses to memory fail, that is gone, does not stop, or does not come back
-//! from a reset.
+//! Injected faults of a node's device, to test drivers. The device loses, doubles or delays
+//! interrupts; its accesses to memory fail; it is gone, does not stop, or does not come back from a
+//! reset.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -34,7 +34,7 @@ pub struct DeviceFaults {
     pub write_abort: Ppm,
     /// Share of the reads of registers that give other values.
     pub register_lies: Ppm,
-    /// Share of the writes to memory of which a byte is wrong.
+    /// Share of the writes to memory in which a byte is wrong.
     pub write_lies: Ppm,
     /// Faults of single messages and accesses.
     pub planned: [Option<Planned>; MOST_PLANNED],
@@ -180,8 +180,8 @@ impl Injector {
         hit.map_or(Fate::Sent, |(_, fate)| fate)
     }
 
-    /// Keeps a message until it is due. Returns when that is, in nanoseconds, or `None` if it is to
-    /// be sent now.
+    /// Keeps a message until it is due. Returns that time, in nanoseconds, or `None` if there is no
+    /// room and the message must be sent now.
     pub(crate) fn delay(&self, vector: u16, now_ns: u64) -> Option<u64> {
         let due_ns = now_ns.saturating_add(self.faults().delay_ns);
         let mut waiting = lock(&self.waiting);
@@ -349,7 +349,7 @@ impl DeviceFaults {
     }
 }
 
-/// Memory of which some accesses fail, as if the platform or an IOMMU had refused them.
+/// Memory in which some accesses fail, as if the platform or an IOMMU had refused them.
 pub(crate) struct Refusing {
     pub(crate) memory: Arc<dyn DmaMemory>,
     pub(crate) faults: Arc<Injector>,

@@ -42,11 +42,11 @@ pub trait Drive: Device {
     /// True if a page has something new. It is then taken.
     fn poll(node: &Self::Node, page: Self::Work) -> bool;
 
-    /// Makes the guest tell when it next writes to a page, which is not polled until then. Returns
-    /// false if it cannot, or has something new.
+    /// Stops polling a page until the guest's next write to it, which will notify the engine.
+    /// Returns false if that is impossible, or the page already has something new.
     fn doze(node: &Self::Node, page: Self::Work) -> bool;
 
-    /// A page is polled again, or for the first time. Its guest need not tell.
+    /// Starts or resumes polling a page. Its guest need not notify the engine.
     fn watch(node: &Self::Node, page: Self::Work) {
         let _ = (node, page);
     }

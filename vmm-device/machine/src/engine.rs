@@ -18,8 +18,9 @@ use crate::wakeup::Watching;
 
 /// The shortest and the longest interval between two polls, in nanoseconds.
 const NAP_NS: (u64, u64) = (20_000, 1_000_000);
-/// If a page cannot be protected and has been quiet for the first of these times, it is polled at
-/// intervals of the second, both in nanoseconds. See docs/src/reference/vfio-user.md for the cost.
+/// A page that cannot be protected, and has been quiet for the first of these times, is polled at
+/// intervals of the second. Both are in nanoseconds. See docs/src/reference/vfio-user.md for the
+/// cost.
 const DOZE_NS: (u64, u64) = (1_000_000_000, 10_000_000);
 
 /// Number of turns after which a busy engine checks its event descriptors.
@@ -106,7 +107,8 @@ impl<D: Drive> Engine<'_, D> {
         let mut turns = 0u32;
         while !shared.stopping.load(SeqCst) {
             watch.update(inbox);
-            // Both read the clock by it, which an engine that polls does more often than all else.
+            // Both read the clock through this view, because reading the clock dominates the cost
+            // of an engine that polls.
             let mut view = D::view(shared);
             let worked = self.turn(&mut view) | watch.poll(inbox, &mut view);
             turns = turns.wrapping_add(1);

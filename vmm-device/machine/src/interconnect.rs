@@ -28,7 +28,7 @@ impl Interconnect {
     pub const ALLOWED: &str =
         "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2), \"fugaku\" (TofuD) or \"tnw\" (TNW)";
 
-    /// The interconnect of a machine of which only the shape is known: Tofu for the shapes of the K
+    /// Returns the interconnect of a machine with only a known shape: Tofu for the shapes of the K
     /// computer, or the default.
     pub fn of_shape(shape: &Shape) -> Self {
         match [Shape::K, Shape::K_RACKS].contains(shape) {

@@ -1,12 +1,13 @@
 //! A machine: a box of nodes, the fabric between them, and the engines that do their work.
 //!
-//! A [`Node`] is a device as a bus sees it: an ICC behind a PCI Express endpoint. It knows no VMM.
-//! Guest memory, the destination of its MSI-X messages and the way in which doorbells arrive are
-//! passed to it. So the same node serves our own VMM, a vfio-user client, and a test that has no VM
-//! at all.
+//! A [`Node`] is a device as a bus sees it: an ICC behind a PCI Express endpoint. It is independent
+//! of the VMM: guest memory, the destination of its MSI-X messages and the delivery of its
+//! doorbells are passed to it. The same node therefore serves our own VMM, a vfio-user client, and
+//! a test without a VM.
 //!
-//! Engine threads ([`Machine::start`]), the vCPU that rang a trapped doorbell, or the caller of
-//! [`Machine::run_pending`] do the work. All of them drive devices through the same [`Pump`].
+//! The work is done by engine threads ([`Machine::start`]), by the vCPU that rang a trapped
+//! doorbell, or by the caller of [`Machine::run_pending`]. All of them drive devices through the
+//! same [`Pump`].
 #![forbid(unsafe_code)]
 
 mod any;
@@ -217,8 +218,8 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// As [`Machine::new`], and if there is no such shard, or links between shards are to be
-    /// modelled.
+    /// As [`Machine::new`]. Also if there is no such shard, or links between shards would have to
+    /// be modelled.
     pub fn within(config: MachineConfig, surroundings: Surroundings) -> Result<Self, Error> {
         Self::with_clock(config, surroundings, Clock::Host(Instant::now()))
     }
@@ -305,8 +306,8 @@ impl<B: Send + 'static> Wiring<B> {
 }
 
 impl<D: Drive> MachineOf<D> {
-    /// A machine of these links, without devices. `kind` is what its devices share, what they are,
-    /// and how they are configured.
+    /// Creates a machine of these links, without devices. `kind` is the state that its devices
+    /// share, their interconnect, and their configuration.
     fn wired(
         wiring: Wiring<D::Body>,
         clock: Clock,
@@ -427,8 +428,8 @@ impl<D: Drive> MachineOf<D> {
 
     /// Does all pending work in this thread. Returns whether there was any.
     ///
-    /// For machines without engine threads. If a guest feeds its own queue with what the device
-    /// writes, this may never return; see [`Machine::run_turn`].
+    /// For machines without engine threads. This may never return if the device's own writes feed a
+    /// guest's queue; see [`Machine::run_turn`].
     pub fn run_pending(&self) -> bool {
         let mut worked = false;
         while self.run_turn() {

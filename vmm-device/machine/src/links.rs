@@ -1,10 +1,10 @@
 //! The thread that drives modelled links.
 //!
 //! Time in the network advances with the host's clock. If the host delayed the thread, the thread
-//! catches up without pausing, by up to [`AHEAD_NS`](crate::courier::AHEAD_NS). A longer delay is
-//! not made up: the machine's clock stays behind by the rest, for good. Nothing is skipped.
-//! Timeouts run on the same clock, which waits for the thread, because a command must not time out
-//! while nothing drives the links. While nothing is in flight the thread cannot be late.
+//! catches up without pausing, by up to [`AHEAD_NS`](crate::courier::AHEAD_NS). It does not catch
+//! up on a longer delay: the machine's clock permanently stays behind by the rest. Nothing is
+//! skipped. Timeouts run on the same clock, which waits for the thread, because a command must not
+//! time out while nothing drives the links. While nothing is in flight the thread cannot be late.
 
 use std::hint::spin_loop;
 use std::sync::atomic::Ordering::SeqCst;
@@ -36,7 +36,7 @@ pub(crate) fn turn<D: Drive>(shared: &Shared<D>) -> Option<Progress> {
     let limit_ns = shared.courier.clock(host_ns);
     let progress = view.turn(Some(limit_ns * PS_PER_NS))?;
     shared.courier.turned(host_ns, limit_ns, progress);
-    // A packet sent meanwhile has set a bound, which `turned` has replaced.
+    // A packet sent during the turn has set a bound, which `turned` has replaced.
     if shared.wires.has_mail() {
         shared.courier.sent(limit_ns);
     }

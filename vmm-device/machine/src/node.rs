@@ -47,9 +47,9 @@ pub trait DoorbellBackend: Send + Sync {
         written: Box<dyn Fn() + Send + Sync>,
     ) -> Result<(), String>;
 
-    /// Write-protects the page at `offset`. On the guest's next write, either the backend lifts the
-    /// protection and calls `written` of the page first, or the write reaches the device and the
-    /// protection stays.
+    /// Write-protects the page at `offset`. On the guest's next write, the backend either lifts the
+    /// protection and calls the page's `written` before the write, or passes the write to the
+    /// device and keeps the protection.
     fn protect_page(&self, offset: u64);
 
     /// True if [`DoorbellBackend::protect_page`] works. If not, because another process has mapped
@@ -99,7 +99,8 @@ impl NodeParts {
     }
 }
 
-/// The machine of a node, as the node needs it. What drives a machine is above its nodes.
+/// The part of a machine that its nodes use. This keeps nodes independent of the code that drives
+/// machines.
 pub(crate) trait Parent: Send + Sync {
     /// Time on the machine's clock, in nanoseconds.
     fn now_ns(&self) -> u64;
@@ -209,9 +210,9 @@ impl Node {
     }
 
     /// The event descriptor that rings a queue's trapped doorbell while the queue is enabled, for
-    /// use outside of this process. It stays the same over the queue's lives until
+    /// use outside of this process. It stays the same when the queue is disabled and enabled, until
     /// [`Node::renew_doorbell_events`]. Engines never read it, so its owner can neither block nor
-    /// silence them. The backend gets it again whenever the queue is enabled, and can then see
+    /// silence them. The backend gets it again whenever the queue is enabled, and may then see
     /// earlier signals.
     ///
     /// # Errors
@@ -229,8 +230,8 @@ impl Node {
         Ok(event)
     }
 
-    /// Revokes the descriptors of [`Node::doorbell_event`]: queues that are enabled from now on get
-    /// new ones. To be called after a reset.
+    /// Revokes the descriptors of [`Node::doorbell_event`]: queues that are enabled later get new
+    /// ones. Must be called after a reset.
     pub fn renew_doorbell_events(&self) {
         lock(&self.host.events).retain(|_, bell| !bell.exported);
     }
@@ -266,7 +267,7 @@ impl Node {
         self.host.faults.send_due(now_ns, |vector| self.host.endpoint.trigger(vector))
     }
 
-    /// Does all that is due by now. Returns the time of what is due next.
+    /// Does all work that is due by now. Returns the time at which more is due.
     pub(crate) fn expire(&self, now_ns: u64) -> u64 {
         self.icc.expire(now_ns);
         self.icc.next_deadline().min(self.send_due(now_ns))
@@ -307,7 +308,7 @@ impl Inspect for Node {
             tree.add("faults", &*host.faults);
             if let Some(machine) = host.machine.upgrade() {
                 let fabric = machine.fabric();
-                // Only an existing node is asked for.
+                // Callers pass only existing nodes.
                 tree.add("router_up", &fabric.node_up(*coords).unwrap_or_default());
                 let links = |tree: &mut Tree<'_>| links(tree, fabric, *coords);
                 tree.add_with("link", |visit| visit.tree(links));
@@ -380,7 +381,8 @@ impl NodeHost {
             None => Arc::new(EventFd::new(EFD_NONBLOCK).map_err(|error| error.to_string())?),
         };
         backend.attach_event(page + CqReg::FetchStart.offset(), &event)?;
-        // Another thread may have exported the queue's descriptor meanwhile. That one is used.
+        // Another thread may have exported the queue's descriptor in the meantime; that one is
+        // used.
         let own = Bell { event, exported: false };
         let event = Arc::clone(&lock(&self.events).entry((tni, cq)).or_insert(own).event);
         self.inbox.listen(self.id, (tni, bell), life, event);

@@ -32,7 +32,7 @@ thread_local! {
 
 /// A thread's view of the network.
 ///
-/// An injected packet is queued and not handled by its target at once, so that no device is ever
+/// An injected packet is queued for its target and not handled immediately, so that no device is
 /// called from within another one.
 pub struct Pump<'a> {
     shared: &'a Shared<Icc>,
@@ -254,7 +254,8 @@ impl Net for Pump<'_> {
             if let Some((last, others)) = arrivals.split_last_mut() {
                 for arrival in others {
                     self.handle(arrival);
-                    // What keeps memory in use, ends here and not with the last one.
+                    // Drops the arrival, and the memory that it pins, before the next one is
+                    // handled.
                     *arrival = Arrival::Handled;
                 }
                 self.handle(last);
@@ -310,8 +311,8 @@ impl Pump<'_> {
                     }
                     target.icc().arrive(packet, self);
                 }
-                // A place of the machine without a device, or without one yet. It answers like
-                // a device in its reset state.
+                // A place of the machine that has no device (yet). It answers like a device in its
+                // reset state.
                 None => self.undeliverable(Rcode::TARGET_DMA_OFF, packet),
             },
             Arrival::Room(node, tni) => {

@@ -34,7 +34,7 @@ pub struct Shared<D: Device> {
     /// True if there are engine threads.
     pub(crate) running: AtomicBool,
     pub(crate) stopping: AtomicBool,
-    /// Is told when a modelled link has failed.
+    /// Called when a modelled link has failed.
     pub(crate) link_failed: Option<LinkFailed>,
     pub(crate) extra: D::Extra,
 }

@@ -1,8 +1,9 @@
 //! Nodes of TNW, the second device, and what a machine of them does its own way.
 //!
-//! Each packet here is one hop long, and put into its target at once, as units of a link must stay
-//! in the order in which they were sent. A thread that writes to a device does the device's work
-//! for a bounded time; an engine or the caller of [`Torus::run_pending`] does the rest.
+//! Each packet here crosses one hop, and is passed to its target immediately, because the units of
+//! a link must stay in the order in which they were sent. A thread that writes to a device does the
+//! device's work for a bounded time; an engine or the caller of [`Torus::run_pending`] does the
+//! rest.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -44,10 +45,10 @@ const TURNS_PER_ROUND: usize = 256;
 /// The time for which a fault holds back a unit that no other unit overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
 
-/// Packets that go over a link together while a capture or faults inspect them, and in a machine
-/// in shards.
+/// Packets that cross a link together while a capture or faults inspect them, and in a machine in
+/// shards.
 const RUN_OBSERVED: u16 = 64;
-/// Packets that go over a modelled link together. They arrive when the last of them does.
+/// Packets that cross a modelled link together. They arrive when the last of them does.
 const RUN_MODELLED: u16 = 8;
 /// The time for which an engine polls a shared window after it last had something new, in
 /// nanoseconds.
@@ -90,7 +91,7 @@ pub struct TnwShared {
 pub struct TorusConfig {
     /// The box of nodes. A, B and C must be of length 1.
     pub shape: Shape,
-    /// The way packets go over the links.
+    /// The model of the links.
     pub links: ModeOfLinks,
     /// Number of engines that share the nodes; at least one.
     pub engines: usize,
@@ -126,7 +127,7 @@ impl Drive for Nwp {
     }
 
     fn rang(node: &TorusNode, work: Self::Work, life: Option<u64>) -> bool {
-        // What is taken from a window becomes work of the device.
+        // Packets taken from a window become work of the device.
         work.is_none() && node.host.queued.enter(life)
     }
 

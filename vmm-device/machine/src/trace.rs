@@ -318,8 +318,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The events since the last call, in order, up to some milliseconds ago; with `all`, up to
-    /// now.
+    /// Returns the events since the last call, in order, up to some milliseconds ago; with `all`,
+    /// up to now.
     pub fn read(&mut self, all: bool) -> Vec<Record> {
         let rate = self.rate();
         let until = self.recorder.clock.settled(rate);

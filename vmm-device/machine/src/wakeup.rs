@@ -37,8 +37,8 @@ impl Sleep {
 /// Makes the guest of a shared window notify the engine from now on, unless the window already has
 /// something new. Returns whether it has.
 ///
-/// The guest stores a mark first, then checks whether it has to notify. A barrier follows
-/// `set_bell`, so one side sees what the other one did.
+/// The guest stores a mark first, and then checks whether it must notify. A barrier follows
+/// `set_bell`. So either the guest sees the bell, or this function sees the mark.
 pub(crate) fn doze(set_bell: impl Fn(bool), rings: impl Fn() -> bool) -> bool {
     set_bell(true);
     let news = rings();

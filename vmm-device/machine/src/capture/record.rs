@@ -695,8 +695,8 @@ fn copy(out: &mut Vec<u8>, payload: &Payload, skip: u32, room: usize) -> usize {
                 let at = out.len();
                 let take = (segment.len as usize - skipped).min(room - (at - start));
                 out.resize(at + take, 0);
-                // Memory that has vanished meanwhile does not matter to the capture: the packet's
-                // target will notice it.
+                // Memory that has since been unmapped does not matter to the capture: the packet's
+                // target reports it.
                 let from = segment.addr + skipped as u64;
                 if take > 0 && pin.memory().read(from, &mut out[at..]).is_err() {
                     out.truncate(at);
