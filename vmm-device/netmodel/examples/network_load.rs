@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p tofu-netmodel --example network_load -- SHAPE PATTERN MICROSECONDS
 //! [THREADS]`, where PATTERN is uniform, neighbour or stream. Under `valgrind --tool=callgrind` it
-//! says how many instructions a hop takes. What it prints first is a fingerprint of all that
-//! arrived and when, which no optimisation may change.
+//! reports the instructions per hop. It first prints a hash of all arrivals with their times, which
+//! no optimisation may change.
 
 #[allow(unreachable_pub)]
 mod load;

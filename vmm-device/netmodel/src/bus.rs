@@ -53,8 +53,8 @@ impl BusLine {
         (from, self.read)
     }
 
-    /// Writes data to memory that arrived until `at`, when its last `last` bytes came at once.
-    /// Returns when all of it is there.
+    /// Writes data that arrived until `at` to memory; the last `last` bytes arrived together at
+    /// that time. Returns when all of it is in memory.
     pub fn write(&mut self, bytes_per_s: u64, at: Ps, bytes: u64, last: u64) -> Ps {
         if bytes == 0 {
             return at;
@@ -90,9 +90,9 @@ mod tests {
     #[test]
     fn data_is_written_while_more_arrives() {
         let mut bus = BusLine::default();
-        // Ten pieces of 100 bytes each, of which nine are in memory when the last one comes.
+        // Ten pieces of 100 bytes each; nine are in memory when the last one arrives.
         assert_eq!(bus.write(RATE, 200_000, 1000, 100), 210_000);
-        // Two senders at once are more than the bus has.
+        // Two simultaneous senders exceed the bandwidth of the bus.
         assert_eq!(bus.write(RATE, 200_000, 1000, 100), 310_000);
     }
 }

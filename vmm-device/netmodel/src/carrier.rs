@@ -52,8 +52,9 @@ struct Modelled<B> {
     requests: Box<[AtomicU32]>,
 }
 
-/// Packets in the network, by token: the index of the place in the low half, and a serial number
-/// that makes each token new, as frames of a lost packet may stay for longer.
+/// Packets in the network, by token. A token has the index of the place in its low half, and a
+/// serial number. Each token is unique, because frames of a lost packet may outlive it in the
+/// network.
 struct UnderWay<B> {
     places: Vec<InFlight<B>>,
     free: Vec<u32>,
@@ -82,11 +83,11 @@ struct InFlight<B> {
 struct Traveller<B> {
     packet: Packet<B>,
     since: Ps,
-    /// A fault has taken part of it: its frames continue, and no observer sees them.
+    /// A fault has dropped part of it. Its frames continue, but no observer sees them.
     swallowed: bool,
     /// The duplicate that a fault has made of it.
     double: Option<Box<Packet<B>>>,
-    /// The number of others that are to overtake it at its target.
+    /// The number of packets that are to overtake it at its target.
     held: Option<u32>,
 }
 
@@ -209,7 +210,7 @@ impl<B: Send> ModelledCarrier<B> for Modelled<B> {
         let mut network = self.network.drive();
         let mut witness = Witness { carrier: self, under_way: &mut under_way, equipped, out };
         let until = match witness.next(&network) {
-            // While nothing happens, the network gets any distance at once.
+            // If no event is due, the network can skip any span of time.
             Some(next) if next <= limit => limit.min(next.max(network.now() + TURN_PS)),
             _ => limit,
         };
@@ -336,7 +337,7 @@ impl<B> Witness<'_, B> {
             return;
         }
         let held = self.carrier.requests(node, tni).map(|held| held.fetch_sub(1, SeqCst));
-        // Waiting senders were told when the first place became free.
+        // Waiting senders are notified only when the first place becomes free.
         if held == Some(MOST_REQUESTS) {
             self.out.room(node, tni);
         }

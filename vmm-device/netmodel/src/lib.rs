@@ -4,13 +4,13 @@
 //! crosses its links by virtual cut-through: once its header has arrived at a node, it requests its
 //! output. It leaves when the output is free, the crossbar takes nothing else from its input, and
 //! the queue at the other end of the link and the replay buffer have room for the whole frame.
-//! Outputs serve requests in turn.
+//! Outputs serve requests round robin.
 //!
-//! Nothing in it depends on a clock, on threads or on addresses: the same messages, injected in
-//! the same order at the same times, have the same fate to the picosecond.
+//! The model is deterministic: it depends on no clock, thread or address. The same messages,
+//! injected in the same order at the same times, have the same fate to the picosecond.
 //!
-//! Simulations drive a [`Network`] themselves. Live machines have it behind the [`wires`] of their
-//! nodes, where others look into it, too.
+//! Simulations drive a [`Network`] themselves. In live machines it is behind the [`wires`] of their
+//! nodes, and other threads may inspect it.
 #![forbid(unsafe_code)]
 
 mod bus;

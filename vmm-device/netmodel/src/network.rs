@@ -1,4 +1,4 @@
-//! The network: its options, and what its callers may ask and change.
+//! The network: its options, and its interface for callers.
 
 mod agenda;
 mod arbiter;
@@ -138,7 +138,7 @@ impl Network {
             let (value, most) = (options.threads, MOST_THREADS);
             return Err(BadOption { name: "threads", value, least: 1, most });
         }
-        // What is sent until an acknowledgement is back, and frames begun before and after.
+        // Bytes sent until an acknowledgement returns, plus the frames in progress at both times.
         let rate = u64::from(parameters.link_kbytes());
         let unacknowledged =
             2 * parameters.hop_ps() * rate / 1_000_000_000 + 2 * u64::from(longest);
@@ -201,8 +201,8 @@ impl Network {
         self.slabs.in_full()
     }
 
-    /// Returns true if no message is at a TNI, no frame is in a queue or on a link, and none may
-    /// have to be resent.
+    /// Returns true if no message is at a TNI, no frame is in a queue or on a link, and no frame is
+    /// unacknowledged.
     pub fn is_idle(&self) -> bool {
         self.slabs.is_idle()
     }
@@ -290,8 +290,8 @@ impl Network {
         Ok(())
     }
 
-    /// Sets the errors of the direction of a link out of a port. They lose nothing, as what does
-    /// not arrive is resent; but if nothing gets through for too long, the link goes down.
+    /// Sets the errors of the direction of a link out of a port. Nothing is lost by that, because
+    /// lost frames are resent. But if no frame gets through for too long, the link goes down.
     ///
     /// # Errors
     /// [`BadErrors`] if there is no such link or lane, or the link could no longer send anything.
@@ -319,7 +319,7 @@ impl Network {
     }
 
     /// Models the data link layer of all links of these nodes in full, in both directions, so that
-    /// a [`Sink`] learns of each frame and each data-link-layer packet on them. Other links are
+    /// a [`Sink`] observes each frame and each data-link-layer packet on them. Other links are
     /// modelled only as far as needed.
     pub fn look_at(&mut self, nodes: &BTreeSet<NodeId>) {
         let former = std::mem::replace(&mut self.looked_at, nodes.clone());
@@ -362,7 +362,7 @@ impl Network {
             counters.recv_bytes = received.bytes;
             counters.recv_system = received.system;
             counters.recv_nullified = received.nullified;
-            // What has arrived at the other end is what was sent.
+            // The frames that have arrived at the other end are those that were sent.
             let sent = self.slabs.came_in(far, port.opposite().index());
             counters.send_tlp = sent.frames;
             counters.send_bytes = sent.bytes;

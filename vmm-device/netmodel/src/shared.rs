@@ -14,12 +14,12 @@ use tofu_sync::lock;
 
 use crate::network::Network;
 
-/// A network that one thread drives, turn by turn, and others look into between two turns.
+/// A network that one thread drives, turn by turn. Other threads may access it between two turns.
 #[derive(Debug)]
 pub(crate) struct SharedNetwork {
     network: Mutex<Network>,
-    /// Visitors that wait. Without it, a driver that unlocks and locks again at once would win
-    /// every time.
+    /// The number of visitors that wait. Without it, a driver that unlocks and immediately locks
+    /// again would always win.
     visitors: AtomicU32,
 }
 

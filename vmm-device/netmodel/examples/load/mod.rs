@@ -43,7 +43,7 @@ impl Traffic {
         Self { pattern, shape, nodes, random: 1, left, fingerprint: 0 }
     }
 
-    /// A fingerprint of all that has arrived and left, and when.
+    /// A hash of all arrivals and departures with their times.
     pub const fn fingerprint(&self) -> u64 {
         self.fingerprint
     }

@@ -177,8 +177,8 @@ fn bits(mut set: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// By how much the order of outputs is rotated at a time, so that outputs that compete for one
-/// input take turns at being the first.
+/// The step by which the order of outputs is rotated, so that outputs that compete for one input
+/// take turns at being first.
 #[inline]
 const fn turn(at: Ps) -> u32 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as u32

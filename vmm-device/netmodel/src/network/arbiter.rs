@@ -1,4 +1,4 @@
-//! The choice of the rule by which outputs arbitrate.
+//! The arbitration rules of a crossbar's outputs.
 
 /// The arbitration of an output of a crossbar (*ours*, both: how the chip chooses is not
 /// published).

@@ -1,7 +1,7 @@
 //! A node's crossbar: from which inputs it can take, and how its outputs arbitrate.
 //!
-//! Queues of a node's inputs are bits of a word, so that those that may send are found among all
-//! that wait without looking at each.
+//! The queues of a node's inputs are bits of a word. The queues that may send are found by bit
+//! operations, without a loop over those that wait.
 
 use tofu_abi::topology::Port;
 use tofu_fabric::Ps;
@@ -78,8 +78,8 @@ const MOST: usize = Queues::BITS as usize;
 
 /// The frames that a crossbar is taking in.
 ///
-/// It takes one frame at a time from a port for each of its parts, one in all from a TNI, and never
-/// two from one queue.
+/// At a time it takes one frame from a port for each of its parts, one frame in all from a TNI, and
+/// never two from one queue.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Crossbar {

@@ -57,8 +57,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Creates the nodes from `first` on. `neighbor` returns, for each port of each node, the node
-    /// at the other end, if there is a link, where that is, and whether the link closes a ring.
+    /// Creates the nodes from `first` on. For each port of each node with a link, `neighbor`
+    /// returns the node at the other end, its place, and whether the link closes a ring.
     pub(super) fn new(
         costs: Costs,
         (first, nodes): (u32, u32),
@@ -148,8 +148,8 @@ impl Engine {
         self.nodes[node as usize].sending(&self.shared, port.index())
     }
 
-    /// Returns true if no message is at a TNI, no frame is in a queue or on a link, and none may
-    /// have to be resent.
+    /// Returns true if no message is at a TNI, no frame is in a queue or on a link, and no frame is
+    /// unacknowledged.
     pub(super) fn is_idle(&self) -> bool {
         let sure = |link: &WatchedSending<Frame>| link.sender.unacknowledged() == 0;
         self.shared.frames.len() == 0
@@ -195,7 +195,8 @@ impl Engine {
         }
     }
 
-    /// Where the link of a port leads, if so much failed on it that it is to go down.
+    /// Returns the other end of a port's link, if so many transfers failed on it that it must go
+    /// down.
     pub(super) fn failed_link(&self, node: u32, port: Port) -> Option<Far> {
         self.nodes[node as usize].failed_link(&self.shared, port.index())
     }
@@ -206,7 +207,7 @@ impl Engine {
         self.shared.receiving.get_mut(watched as usize).map(|link| &mut link.receiver)
     }
 
-    /// Takes down a port's link, as nothing gets through it. Frames on their way over it are lost.
+    /// Takes down a port's link, because no frame gets through. Frames in flight on it are lost.
     pub(super) fn fail(
         &mut self,
         now: Ps,

@@ -46,7 +46,7 @@ pub(super) const LAST: u8 = 1;
 pub(super) const NULLIFIED: u8 = 2;
 /// The class, in the two bits from here on.
 pub(super) const CLASS: u8 = 4;
-/// Found bad while it was being sent on: it is dropped wherever it has arrived as a whole.
+/// Found bad while it was being forwarded: the node where it has arrived as a whole drops it.
 pub(super) const DOOMED: u8 = 16;
 /// Found bad, but not yet marked as such.
 pub(super) const UNMARKED: u8 = 32;

@@ -82,7 +82,7 @@ pub(super) enum Notice {
         token: u64,
         which: Which,
     },
-    /// Nothing gets through a link.
+    /// No frame gets through a link.
     Failed {
         port: Port,
     },
@@ -154,13 +154,13 @@ impl Notices {
         }
     }
 
-    /// Returns true if nothing is to be reported up to and including `until`.
+    /// Returns true if there is nothing to report up to and including `until`.
     #[inline]
     pub(super) fn is_quiet(&self, until: Ps) -> bool {
         self.ahead_at > until && self.now.is_empty() && self.due.is_empty()
     }
 
-    /// Puts in order what is to be reported up to and including `until`.
+    /// Sorts the reports up to and including `until`.
     pub(super) fn gather(&mut self, until: Ps) {
         if self.ahead_at <= until {
             while let Some(Event { at, what, argument }) = self.ahead.pop(until) {

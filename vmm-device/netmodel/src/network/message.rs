@@ -9,15 +9,14 @@ use tofu_links::Dllp;
 /// The longest TLP: 1920 bytes of payload behind 64 bytes of header.
 pub const LONGEST_TLP: u16 = TLP_MAX as u16;
 
-/// Consecutive TLPs of one command that share a route, each of which is a frame on the links.
+/// Consecutive TLPs of one command that share a route. Each is a frame on the links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// The node that sends.
     pub src: Coords,
     /// Its TNI.
     pub src_tni: TniId,
-    /// The node that is to receive. Unless the way is the shortest, part of it follows from the
-    /// way.
+    /// The destination node. Unless the way is the shortest, part of it follows from the way.
     pub dst: Coords,
     /// Its TNI.
     pub dst_tni: TniId,
@@ -96,18 +95,18 @@ pub trait Sink {
     /// The last byte of a message has left its TNI, which has room for another.
     fn left(&mut self, at: Ps, node: NodeId, tni: TniId, token: u64);
 
-    /// A message, or a part of it, was lost at a node whose port it should have left through.
-    /// Nothing more is reported of it, except that the rest has left its TNI.
+    /// A message, or a part of it, was lost at a node, at the port through which it should have
+    /// left. The only later report of it is that the rest has left its TNI.
     fn lost(&mut self, at: Ps, node: NodeId, port: Option<Port>, reason: DiscardReason, token: u64);
 
-    /// A link has failed at the port of a node whose frames did not get through. It is down from
-    /// now on.
+    /// A link has failed at the port of a node, because its frames did not get through. It is now
+    /// down.
     fn failed(&mut self, at: Ps, node: NodeId, port: Port) {
         let _ = (at, node, port);
     }
 
-    /// Returns true if [`Self::hop`] and the methods below are to be called. The network is faster
-    /// without them.
+    /// Returns true if [`Self::hop`] and the following methods are to be called. The network is
+    /// faster without these calls.
     fn wants_hops(&self) -> bool {
         true
     }
@@ -166,8 +165,8 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// The fate of a packet that a message stands for: the port it should have left through, if the
-    /// source has that port, and why it is lost.
+    /// Returns the loss of a packet for a lost message: the port through which it should have left,
+    /// if the source has that port, and the reason.
     pub const fn fate(&self) -> (Option<Port>, DiscardReason) {
         match self {
             Self::Route(RouteError::Path(_)) => (None, DiscardReason::NoSuchPath),

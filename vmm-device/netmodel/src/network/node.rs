@@ -3,7 +3,7 @@
 //! A node is a crossbar of 16 slots, ten ports and six TNIs, each with an input and an output. The
 //! first frame in a queue of an input requests its output. It leaves when the output and the input
 //! are free and the queue at the other end of the link has room for the whole frame. A hop is one
-//! event, and one more where the frame had to wait.
+//! event, or two if the frame has to wait.
 //!
 //! The path of every hop is inlined by force. It has several callers, so the compiler would not do
 //! so, and a hop would take an eighth more instructions.
@@ -55,8 +55,8 @@ pub(super) struct Queued {
     pub(super) next: u32,
 }
 
-/// A TNI's messages: the first and last of each class, when the gap after the last frame of each
-/// class ends, and how many messages other than responses wait.
+/// A TNI's messages. For each class: the first and last one, and when the gap after the last frame
+/// ends. Also the number of waiting messages other than responses.
 #[derive(Clone, Debug)]
 pub(super) struct Tni {
     pub(super) head: [u32; CLASSES],
@@ -160,14 +160,15 @@ impl Node {
         }
     }
 
-    /// Where the link of a port leads, if so much failed on it that it is to go down.
+    /// Returns the other end of a port's link, if so many transfers failed on it that it must go
+    /// down.
     pub(super) fn failed_link(&self, shared: &Shared, n: usize) -> Option<Far> {
         let Slot { input, output, .. } = &self.slots[n % SLOTS];
         let link = shared.sending.get(output.watched as usize)?;
         link.sender.has_failed().then_some(input.far)
     }
 
-    /// Reports a link that nothing gets through.
+    /// Reports a link through which no frame gets.
     pub(super) fn note_failure(&self, shared: &Shared, at: Ps, n: usize, out: &mut Outlet<'_>) {
         let port = Port::ALL[n];
         if self.failed_link(shared, n).is_some() {
@@ -461,7 +462,7 @@ impl Node {
         self.choose_open(shared, now, n, ready, known)
     }
 
-    /// Chooses what an output serves next among the queues that are ready, if the first of them
+    /// Chooses the next queue for an output among those that are ready, when the first of them
     /// lacks room at the other end of the link or in the replay buffer. Returned credit has been
     /// applied; `known` is the credit before that.
     #[inline(never)]
@@ -560,8 +561,8 @@ impl Node {
         }
     }
 
-    /// Takes the first frame out of a queue. The input is busy with it from now on, and the next
-    /// frame may request its output. Returns the frame.
+    /// Takes the first frame out of a queue and returns it. The input is now busy with it, and the
+    /// next frame may request its output.
     #[inline(always)]
     pub(super) fn take(
         &mut self,

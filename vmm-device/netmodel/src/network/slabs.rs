@@ -1,4 +1,4 @@
-//! All nodes of a network in slabs, each of which a thread may run through a window of time.
+//! All nodes of a network, divided into slabs. A thread may run a slab through a window of time.
 //!
 //! A window is as long as the shortest way between nodes, a hop: what is posted in one arrives in a
 //! later one. Engines can therefore run through a window in any order and on any thread, with the
@@ -49,7 +49,7 @@ fn receive<T>(from: &Receiver<T>, looks: u32) -> Result<T, RecvError> {
     from.recv()
 }
 
-/// A stretch of a window, which a slab is to run.
+/// A part of a window for a slab to run.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
     /// Start and end of the window, if it is a new one.
@@ -148,7 +148,7 @@ impl Worker {
 
     fn begin(&self, slab: Slab, stretch: Stretch) {
         if let Some(jobs) = &self.jobs {
-            // A failure shows when the slab is to be given back.
+            // An error here is detected when the slab is to be returned.
             let _ = jobs.send((slab, stretch));
         }
     }
@@ -188,8 +188,8 @@ pub(super) struct Slabs {
     /// When the next event other than notices and credits is due, and when the next credit is.
     next_at: Ps,
     credits_at: Ps,
-    /// The number of nodes that were busy in the window so far and in the one before, and up to
-    /// when the window has run.
+    /// The number of nodes that were busy in this window so far, and in the previous one; and the
+    /// time that the window has reached.
     busy: usize,
     busy_before: usize,
     done: Ps,
@@ -202,10 +202,10 @@ pub(super) struct Slabs {
 }
 
 impl Slabs {
-    /// Creates the nodes. `neighbor` returns, for each port of each node, the node at the other
-    /// end, if there is a link, and whether the link closes a ring.
+    /// Creates the nodes. For each port of each node with a link, `neighbor` returns the node at
+    /// the other end, and whether the link closes a ring.
     ///
-    /// Starts fewer threads than asked for if the system allows no more.
+    /// Starts fewer threads than requested if the system allows no more.
     pub(super) fn new(
         costs: &Costs,
         shape: &Shape,
@@ -321,8 +321,8 @@ impl Slabs {
         self.engine(node).map(|(engine, node)| engine.sending(node, port)).unwrap_or_default()
     }
 
-    /// Returns true if no message is at a TNI, no frame is in a queue or on a link, and none may
-    /// have to be resent.
+    /// Returns true if no message is at a TNI, no frame is in a queue or on a link, and no frame is
+    /// unacknowledged.
     pub(super) fn is_idle(&self) -> bool {
         self.all().all(Engine::is_idle)
             && self.all_mail().all(|mail| mail.frames.is_empty())
@@ -444,7 +444,7 @@ impl Slabs {
     }
 
     /// Drops the full state of links that no longer need it; like [`Self::fail_links`], at both
-    /// ends at once.
+    /// ends together.
     fn clean_links(&mut self) {
         let now = self.end;
         for (node, port) in std::mem::take(&mut self.clean) {
@@ -510,7 +510,7 @@ impl Slabs {
         }
     }
 
-    /// Takes down links that nothing gets through. Both ends change at once, which is possible
+    /// Takes down links through which no frame gets. Both ends change together, which is possible
     /// between two windows.
     fn fail_links(&mut self, sink: &mut impl Sink) {
         let now = self.end;

@@ -10,8 +10,9 @@ use super::frame::{Far, SLOTS};
 /// Index of the replay buffer's credit in [`Output::credit`].
 pub(super) const REPLAY: usize = QUEUES;
 
-/// A port or a TNI. A hop touches the input of one slot and the output of another at its node, and
-/// the returns of a slot at the node before. Each is a cache line, and a node's are side by side.
+/// A port or a TNI. A hop accesses the input of one slot and the output of another at its node, and
+/// the returns of a slot at the previous node. Each of these is a cache line; those of a node are
+/// adjacent.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub(super) input: Input,
@@ -92,7 +93,7 @@ pub(super) struct Output {
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Returns {
-    /// When, to which channel, and how many rows, in no order. A link seldom has more in flight.
+    /// The time, channel and number of rows of each, unordered. A link seldom has more in flight.
     pub(super) at: [Ps; RING],
     pub(super) vc: [u8; RING],
     pub(super) rows: [u8; RING],

@@ -41,8 +41,9 @@ impl Chance {
     }
 }
 
-/// The sending end of a direction of a link, with its whole data link layer. What is computed ahead
-/// for other directions, this one learns from DLLPs, each of them an event.
+/// The sending end of a direction of a link, with its whole data link layer. For other directions,
+/// acknowledgements and credit are computed ahead. This one gets them by DLLPs, each of which is an
+/// event.
 #[derive(Debug)]
 pub(super) struct Sending<Frame> {
     pub(super) sender: Sender,
@@ -128,7 +129,7 @@ impl<Frame: Copy> Sending<Frame> {
         })
     }
 
-    /// Sends a frame over the lanes. Returns what the receiver sees.
+    /// Sends a frame over the lanes. Returns the result of the receiver's check.
     pub(super) fn carry(&mut self, parameters: &Parameters, bytes: u16, width: u8) -> Check {
         let Self { lanes, sent, chance, .. } = self;
         lanes.carry(parameters, bytes, width, || chance.draw(), sent)

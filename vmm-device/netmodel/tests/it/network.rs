@@ -354,7 +354,7 @@ fn frames_lost_at_two_nodes_are_lost_once() {
     let shape = shape([8, 1, 1, 1, 1, 1]);
     let end = Coords { x: 4, ..Coords::default() };
     let before_end = Coords { x: 3, ..Coords::default() };
-    // More than are remembered, so that those are forgotten that have come to their end.
+    // More than the network remembers, so that it must forget those that have ended.
     for (rounds, tlps) in [(1, 2), (1, 3), (200, 2)] {
         let mut network = network(shape, &Options::default());
         // The last frame is to leave before the first one is at the other link.
@@ -385,8 +385,8 @@ fn frames_lost_at_two_nodes_are_lost_once() {
     }
 }
 
-/// Links go down and come up under load, by command and because nothing gets through, so messages
-/// lose frames at several nodes. Each of them arrives or is lost, once.
+/// Links go down and come up under load, by command and because no frame gets through, so messages
+/// lose frames at several nodes. Each message arrives or is lost, once.
 #[test]
 fn flapping_links_lose_packets_once() {
     let shape = shape([3, 2, 1, 2, 3, 2]);
@@ -732,8 +732,8 @@ impl Sink for Looks {
     }
 }
 
-/// Frames of an observed node are reported with all that its link does with them, and no others.
-/// There are as many reports as its counters say.
+/// All transfers of frames of an observed node are reported, and no others. The number of reports
+/// matches its counters.
 #[test]
 fn observed_nodes_hear_of_their_links() {
     let shape = shape([4, 1, 1, 1, 1, 1]).with_torus([false; 3]);
@@ -786,8 +786,9 @@ fn observed_nodes_hear_of_their_links() {
     assert_eq!(network.in_full(), 0);
 }
 
-/// An observer of links changes no counter, whenever it begins and ends: each frame has an ACK, and
-/// its room is given back. That holds as long as no frame waits until its sender asks for credit.
+/// An observer of links changes no counter, no matter when it begins and ends: each frame has an
+/// ACK, and its room is returned. That holds as long as no frame waits until its sender requests
+/// credit.
 #[test]
 fn observing_does_not_change_counters() {
     let shape = shape([4, 1, 1, 1, 1, 1]);
@@ -930,7 +931,7 @@ fn same_run_has_the_same_result() {
 
 /// A load under which links go down and up again and others have errors, in steps of any length;
 /// with long messages, all classes and answers that are late. If `early`, errors are set before
-/// anything happens, and a link fails by them. Returns all that can be seen of it.
+/// anything happens, and a link fails by them. Returns all observable results.
 fn troubled_load(
     mut network: Network,
     errors: &LinkErrors,
@@ -1022,7 +1023,7 @@ fn any_number_of_threads_does_the_same() {
         for threads in [2, 3, 7] {
             assert!(one == run(threads, false), "{lengths:?}: {threads} threads");
         }
-        // With errors from the beginning, links fail for good.
+        // With errors from the beginning, links fail permanently.
         let one = run(1, true);
         let (log, _, _, totals) = &one;
         assert!(!log.failed.is_empty() && totals.ack_timeouts > 0, "{lengths:?}: {totals:?}");
