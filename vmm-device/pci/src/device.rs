@@ -3,13 +3,13 @@
 use crate::endpoint::Endpoint;
 use crate::function::{BAR_COUNT, BarRange, PciFunction};
 
-/// A device behind an [`Endpoint`], which does for it what all functions do alike: by that it is a
-/// [`PciFunction`].
+/// A device behind an [`Endpoint`], which does the work that all functions share. Every such device
+/// is a [`PciFunction`].
 pub trait EndpointDevice: Send + Sync {
     /// The endpoint.
     fn endpoint(&self) -> &Endpoint;
 
-    /// The device may be bus master from now on, or may no more: memory and interrupts.
+    /// Bus mastering was turned on or off, which covers memory and interrupts.
     fn bus_master_changed(&self, on: bool) {
         let _ = on;
     }

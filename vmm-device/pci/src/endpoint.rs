@@ -84,8 +84,8 @@ impl Bar {
 
 /// Speed of the link that the PCI Express capability advertises.
 ///
-/// Faster ones are left out: from 16 GT/s on, the specification asks for
-/// physical-layer extended capabilities as well.
+/// Faster ones are left out: from 16 GT/s on, the specification also requires physical-layer
+/// extended capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkSpeed {
     /// 2.5 GT/s.
@@ -96,7 +96,7 @@ pub enum LinkSpeed {
     Gen3 = 3,
 }
 
-/// The reason why an endpoint cannot be built as asked.
+/// The reason why an endpoint cannot be built as requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No such BAR, or a 64-bit one has no register left for its upper half.
@@ -110,13 +110,13 @@ pub enum Error {
     BarSize {
         /// Index of the BAR.
         bar: u8,
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         size: u64,
     },
     /// The vector count is not in 1..=2048.
     #[error("{0} MSI-X vectors; 1 to 2048 are possible")]
     VectorCount(u16),
-    /// MSI-X was asked for twice.
+    /// MSI-X was requested twice.
     #[error("a function has one MSI-X capability")]
     SecondMsix,
     /// The capabilities do not fit below offset 0x100.
@@ -124,8 +124,8 @@ pub enum Error {
     CapabilitySpace(usize),
 }
 
-/// Effects of a configuration write that a device may have to act on. State can
-/// also be asked for at any time from the [`Endpoint`].
+/// Effects of a configuration write that a device may have to act on. The [`Endpoint`] can also be
+/// queried for its state at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Changes {
     /// [`Endpoint::bus_master`] has another value.
@@ -302,8 +302,7 @@ impl Endpoint {
         lock(&self.registers).space.clone()
     }
 
-    /// Writes configuration space at any offset and length, and tells what came of
-    /// it.
+    /// Writes configuration space at any offset and length, and returns the effects.
     pub fn config_write(&self, offset: u16, data: &[u8]) -> Changes {
         let mut registers = lock(&self.registers);
         let power = power_state(&registers.space);

@@ -34,14 +34,14 @@ pub trait PciFunction: Send + Sync {
     /// offset 4095 read as ones.
     fn config_read(&self, offset: u16, data: &mut [u8]);
 
-    /// Writes configuration space. The bus must ask [`PciFunction::bars`] again
-    /// afterwards: any configuration write may move, add or remove ranges (BARs,
-    /// memory enable, power state, function level reset).
+    /// Writes configuration space. The bus must call [`PciFunction::bars`]
+    /// again afterwards: any configuration write may move, add or remove ranges
+    /// (BARs, memory enable, power state, function level reset).
     fn config_write(&self, offset: u16, data: &[u8]);
 
     /// The BARs that decode accesses now, by index. A guest can place them
-    /// anywhere, over RAM or each other or at the very top of the address space:
-    /// the bus decides who wins.
+    /// anywhere: over RAM, over each other, or at the very top of the address
+    /// space. The bus decides which one takes precedence.
     fn bars(&self) -> [Option<BarRange>; BAR_COUNT];
 
     /// Reads `data.len()` bytes at `offset` in BAR `bar`. Anything that is not

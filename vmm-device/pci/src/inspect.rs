@@ -1,4 +1,4 @@
-//! Configuration space and MSI-X as a tree, for those who debug. See [`tofu_inspect`].
+//! Configuration space and MSI-X as a tree, for debugging. See [`tofu_inspect`].
 
 use tofu_inspect::{Hex, Inspect, Visit};
 

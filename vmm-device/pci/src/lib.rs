@@ -1,4 +1,4 @@
-//! A PCI Express endpoint function, as far as software can see one.
+//! A PCI Express endpoint function: everything of it that is visible to software.
 //!
 //! A device owns an [`Endpoint`] (configuration space, BARs, capabilities) and implements
 //! [`PciFunction`] by forwarding configuration accesses to it and serving its own BARs. The owner

@@ -41,7 +41,8 @@ pub(crate) struct Vector {
     reported: Option<(u64, u32)>,
 }
 
-/// An address on the bus. One that is 0 was never given: a monitor like QEMU keeps those to itself.
+/// An address on the bus; 0 if it was never set, because a monitor like QEMU handles messages
+/// itself.
 pub(crate) struct Assigned(pub(crate) u64);
 
 impl Inspect for Assigned {
@@ -103,18 +104,17 @@ impl MsixTable {
         u64::from(self.len()).div_ceil(64) * 8
     }
 
-    /// Connects the receiver of the messages, replacing an earlier one, and tells
-    /// it about the vectors that are unmasked. Without a receiver interrupts stay
-    /// pending; those are delivered now.
+    /// Connects the receiver of the messages, replacing an earlier one, and reports the unmasked
+    /// vectors to it. Interrupts that were pending for lack of a receiver are delivered now.
     pub fn connect(&self, sink: Arc<dyn MsiSink>) {
-        // With no sink in place first, nothing can reach the new one before the
-        // record of what was passed to the old one is gone.
+        // The old sink is removed first. Otherwise the new one could be called before the record of
+        // what was reported to the old one is cleared.
         self.disconnect();
         *write(&self.sink) = Some(sink);
         self.visit_all(|_| {});
     }
 
-    /// Disconnects the receiver; interrupts stay pending from now on.
+    /// Disconnects the receiver; further interrupts stay pending.
     pub fn disconnect(&self) {
         *write(&self.sink) = None;
         self.visit_all(|vector| vector.reported = None);
@@ -134,20 +134,20 @@ impl MsixTable {
         self.control.load(Ordering::SeqCst) & ENABLE != 0
     }
 
-    /// True if all vectors are masked at once.
+    /// True if the function mask masks all vectors.
     pub(crate) fn function_mask(&self) -> bool {
         self.control.load(Ordering::SeqCst) & FUNCTION_MASK != 0
     }
 
-    /// The vectors, each as it is when it is looked at.
+    /// The vectors, each as it is when it is read.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = (usize, Vector)> {
         self.vectors.iter().map(|vector| *lock(vector)).enumerate()
     }
 
-    /// Raises `vector`: delivers its message, or latches its pending bit while it
-    /// is masked. Does nothing while MSI-X is disabled (ours: without an INTx pin
-    /// such an interrupt has nowhere to go, and drivers read the device's request
-    /// registers when they enable it) or if there is no such vector.
+    /// Raises `vector`: delivers its message, or latches its pending bit while it is masked. Does
+    /// nothing if there is no such vector, or while MSI-X is disabled. The latter is ours: there is
+    /// no INTx pin for such an interrupt, and drivers read the device's request registers when they
+    /// enable MSI-X.
     pub fn trigger(&self, vector: u16) {
         let Some(entry) = self.vectors.get(usize::from(vector)) else { return };
         let mut entry = lock(entry);

@@ -44,7 +44,8 @@ fn identity(device: u16) -> Identity {
     }
 }
 
-/// The serial number tells nodes apart in a PCI listing: their coordinates.
+/// The serial number distinguishes nodes in a PCI listing: it has their
+/// coordinates.
 fn serial_number(coords: Coords) -> u64 {
     coords.to_array().iter().fold(0, |n, &c| n << 8 | u64::from(c))
 }

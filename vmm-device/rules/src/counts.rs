@@ -51,7 +51,7 @@ impl Rules {
         &self.lanes[index % LANES]
     }
 
-    /// Counts that a point was passed, where it is not known by which part, or seldom passed.
+    /// Counts a pass of a point that is seldom passed, or whose part is not known.
     #[inline]
     pub fn kept(&self, point: Point) {
         self.lanes[0].kept(point);

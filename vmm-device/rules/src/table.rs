@@ -74,7 +74,7 @@ listed! {
         Translated,
         /// A notice was written.
         Notice,
-        /// The word by which a driver asks for interrupts was read.
+        /// The word in which a driver requests interrupts was read.
         Asked,
         /// A raw or system packet was sent.
         PacketSent,

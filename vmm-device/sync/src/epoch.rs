@@ -1,5 +1,5 @@
-//! Epochs tell which uses of a resource a change of it has to wait for, as a cache flush has to
-//! wait for the uses of translation tables.
+//! Epochs: a change of a resource waits for the uses that began before it, as a cache flush waits
+//! for the uses of translation tables.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;
@@ -22,7 +22,7 @@ pub struct Epochs {
 struct Flush {
     /// The generation whose uses are still awaited.
     draining: Option<u64>,
-    /// True if another flush was requested meanwhile.
+    /// True if another flush was requested during this one.
     again: bool,
 }
 
@@ -48,8 +48,8 @@ impl Epochs {
             let generation = self.generation.load(SeqCst);
             let pins = &self.pins[(generation & 1) as usize];
             pins.fetch_add(1, SeqCst);
-            // SeqCst here and in `flush` and `advance`: if an entry and a flush happen at the same
-            // time, at least one must see the other.
+            // SeqCst here and in `flush` and `advance`: if an entry and a flush race, at least one
+            // must see the other.
             if self.generation.load(SeqCst) == generation {
                 return generation;
             }

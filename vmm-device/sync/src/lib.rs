@@ -1,9 +1,9 @@
 //! Atomics and mutexes for state that threads share without a common lock.
 //!
-//! These are the standard library's types. With `--cfg loom` they are loom's, and tests in that
-//! configuration try every order in which threads can run. Modules that loom checks take their
-//! atomics from here; other modules need not. The crate also has queues that hold a bounded amount,
-//! and a clock that is cheaper to read than a lock is to take.
+//! These are the standard library's types, or loom's with `--cfg loom`: tests in that configuration
+//! try every order in which threads can run. Only modules that loom checks must take their atomics
+//! from here. The crate also has bounded queues, and a clock that is cheaper to read than a lock is
+//! to take.
 #![deny(unsafe_code)]
 
 mod epoch;

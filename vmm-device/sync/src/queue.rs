@@ -31,7 +31,7 @@ impl<T: Item> Item for Arc<T> {
     }
 }
 
-/// An item and whom it is from.
+/// An item with its sender.
 impl<F: Copy, T: Item> Item for (F, T) {
     fn bytes(&self) -> usize {
         self.1.bytes()
@@ -277,7 +277,7 @@ impl<T: Item> Receiver<T> {
     ///
     /// # Errors
     ///
-    /// If none has come in time, or no more can come.
+    /// If none arrives before the timeout, or no more can arrive.
     pub fn recv_timeout(&self, time: Duration) -> Result<T, RecvTimeoutError> {
         let mut until = None;
         let mut state = lock(&self.0.state);
@@ -328,8 +328,8 @@ impl<T: Item> Receiver<T> {
         std::mem::take(&mut lock(&self.0.state).dropped)
     }
 
-    /// Lets no sender wait from now on: items without room are refused. Must be called before the
-    /// receiver waits for a thread that may be sending.
+    /// Stops senders from waiting: from now on, items without room are refused. Must be called
+    /// before the receiver waits for a thread that may be sending.
     pub fn release(&self) {
         lock(&self.0.state).released = true;
         self.0.room.notify_all();
@@ -445,7 +445,7 @@ mod tests {
             receiver.release();
             assert!((5..=7).contains(&sending.join().unwrap()));
             assert!(sender.try_send(text(1)).is_err() || receiver.try_recv().is_ok());
-            // What must arrive, does.
+            // A forced item arrives.
             sender.force(text(5)).unwrap();
             assert_eq!(receiver.try_iter().last(), Some(text(5)));
         });
