@@ -9,7 +9,8 @@ use landlock::{
 
 use crate::policy::{Access, Error};
 
-/// The newest interface whose rights are asked for; an older kernel grants what it knows.
+/// The newest Landlock ABI whose rights are requested; an older kernel restricts those that it
+/// knows.
 const NEWEST: ABI = ABI::V6;
 
 /// Fails for a path that cannot be opened.
@@ -21,8 +22,8 @@ pub(crate) fn check(paths: &[(PathBuf, Access)]) -> Result<(), Error> {
     })
 }
 
-/// Restricts this thread and its descendants; other threads too where the kernel can. `scope` is
-/// what does not reach other processes.
+/// Restricts this thread and its descendants, and other threads if the kernel can. `scope` is what
+/// cannot be used to reach other processes.
 pub(crate) fn restrict(
     paths: &[(PathBuf, Access)],
     scope: impl Into<BitFlags<Scope>>,

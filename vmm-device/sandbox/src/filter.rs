@@ -34,7 +34,7 @@ use Condition::{Bits, Is, IsThisProcess, Null};
 
 /// No code in new memory.
 const NO_EXEC: &[Condition] = &[Bits(2, libc::PROT_EXEC as u64, 0)];
-/// Opening for nothing but reading.
+/// Opening for reading only.
 const READ_ONLY: u64 = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
 
 /// System calls of the run-time library in every thread, and harmless ones.
@@ -83,9 +83,9 @@ pub(crate) const EVERYWHERE: &[Entry] = &[
     (libc::SYS_exit_group, &[]),
 ];
 
-/// Answered with EACCES in all roles but [`Role::Main`]. The run-time library itself looks at
-/// files of the host's at times (how many processors there are, whether memory is overcommitted,
-/// where a panic's functions are) and copes with not getting them.
+/// Fail with EACCES in all roles but [`Role::Main`]. The run-time library itself sometimes reads
+/// files of the host (for the number of processors, the overcommit setting, the symbols of a
+/// panic), and copes if it cannot.
 const REFUSED: &[Entry] = &[
     (libc::SYS_openat, &[Bits(2, READ_ONLY, 0)]),
     (libc::SYS_newfstatat, &[]),
@@ -123,7 +123,7 @@ macro_rules! kvm {
 /// KVM_IRQFD, KVM_IOEVENTFD.
 const KVM_DEVICES: &[Entry] = kvm![0x46, 0x49, 0x61, 0x67, 0x6a, 0x76, 0x79];
 
-/// Requests of a vCPU's thread to its vCPU: KVM_RUN, registers (GET and SET of REGS, SREGS, MSRS,
+/// Requests of a vCPU thread to its vCPU: KVM_RUN, registers (GET and SET of REGS, SREGS, MSRS,
 /// FPU, LAPIC, MP_STATE, VCPU_EVENTS, DEBUGREGS, XSAVE, XCRS, SREGS2), KVM_INTERRUPT,
 /// KVM_SET_CPUID2 and its GET, KVM_NMI, KVM_TRANSLATE, KVM_SET_GUEST_DEBUG, KVM_GET_TSC_KHZ,
 /// KVM_KVMCLOCK_CTRL, KVM_GET_CLOCK.
@@ -181,7 +181,7 @@ const READER: &[Entry] = &[
     (libc::SYS_clone3, &[]),
 ];
 
-/// Connections that come to a socket that listens, and their options.
+/// Connections to a listening socket, and their options.
 const CABLE: &[Entry] = &[
     (libc::SYS_accept4, &[]),
     (libc::SYS_setsockopt, &[]),
@@ -261,7 +261,7 @@ const MAIN: &[Entry] = &[
 fn refused(role: Role) -> Vec<&'static [Entry]> {
     match role {
         Role::Main => vec![NONE],
-        // It looks at what kind of descriptor a client has sent.
+        // It checks the kind of descriptor that a client has sent.
         Role::VfioUser => vec![REFUSED, older::REFUSED],
         _ => vec![REFUSED, older::REFUSED, LINKS, older::LINKS],
     }
@@ -276,7 +276,7 @@ fn allowed(role: Role) -> Vec<&'static [Entry]> {
         Role::Engine => lists.extend([EVENTS, older::EVENTS, ENGINE, KVM_DEVICES]),
         Role::Virtio => lists.extend([EVENTS, older::EVENTS, VIRTIO]),
         Role::VfioUser => lists.extend([EVENTS, older::EVENTS, ENGINE, VFIO_USER]),
-        // What is typed interrupts the guest, and the last thread may take down its VM's devices.
+        // Console input interrupts the guest, and the last thread may take down its VM's devices.
         Role::Reader => {
             lists.extend([EVENTS, older::EVENTS, VIRTIO, READER, older::READER, KVM_DEVICES]);
         }
@@ -317,7 +317,7 @@ pub(crate) fn program(
         .map_err(|error| fail(&error))
 }
 
-/// For a role to which nothing is refused quietly: a call that there is not.
+/// For a role without calls that fail with EACCES: a call that does not exist.
 const NONE: &[Entry] = &[(libc::SYS_nfsservctl, &[])];
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
@@ -444,8 +444,8 @@ const NAMES: &[(i64, &str)] = names![
     flock = SYS_flock,
 ];
 
-/// Calls that only older architectures have, of which x86-64 is one. On others the C library makes
-/// newer calls in their place, which are in the lists above.
+/// Calls that only older architectures have, such as x86-64. On others the C library makes newer
+/// calls instead, which are in the lists above.
 #[cfg(target_arch = "x86_64")]
 mod older {
     use super::{Bits, Entry, READ_ONLY};

@@ -1,7 +1,7 @@
 //! Sandboxes for the threads of a monitor.
 //!
-//! Code that a guest can reach is written so that it cannot be taken over. This crate
-//! limits the damage if that happens all the same, by two means of the kernel's:
+//! Code that a guest can reach is written so that it cannot be taken over. This crate limits the
+//! damage if that happens anyway, with two features of the kernel:
 //!
 //! - *seccomp* filters ([`Sandbox::enter_thread`]): each thread gives up the system calls that its
 //!   [`Role`] does not need. If it makes one of them anyway, the whole process ends, after one line
@@ -75,14 +75,14 @@ impl Sandbox {
         Ok(Self { policy, support, filters })
     }
 
-    /// From now on this thread, and those that it creates from now on, cannot open files other than
+    /// Restricts this thread, and those that it creates later: they cannot open files other than
     /// those of the policy, bind or connect to TCP ports, or gain rights by running a program.
     ///
     /// Threads that exist already are left alone on kernels before 7.0, with a line in
     /// [`Entered::missing`].
     ///
     /// # Errors
-    /// [`Error::Path`], [`Error::Files`]. What the kernel lacks is no error.
+    /// [`Error::Path`], [`Error::Files`]. A missing feature of the kernel is no error.
     pub fn enter_process(&self) -> Result<Entered, Error> {
         let mut entered = Entered { files: false, missing: Vec::new() };
         let mut before = None;
@@ -106,19 +106,19 @@ impl Sandbox {
             log::warn!("sandbox: {missing}");
         }
         if let Some(before) = before {
-            // The caller's doing, not the host's.
+            // The caller is responsible for this, not the host.
             log::info!("sandbox: {before}");
             entered.missing.push(before);
         }
         Ok(entered)
     }
 
-    /// Gives up the system calls that `role` does not need, for the calling thread. Returns
-    /// whether it did: the kernel may have no filters. Signals that are sent to the process are
-    /// blocked on this thread from now on, except for [`Role::Main`].
+    /// Gives up the system calls that `role` does not need, for the calling thread. Returns false
+    /// if the kernel has no filters. Except for [`Role::Main`], signals that are sent to the
+    /// process are then blocked on this thread.
     ///
     /// # Errors
-    /// [`Error::Filter`] if the kernel refuses, as for want of memory.
+    /// [`Error::Filter`] if the kernel refuses, for instance for lack of memory.
     pub fn enter_thread(&self, role: Role) -> Result<bool, Error> {
         let at = Role::ALL.iter().position(|known| *known == role);
         let Some((allowed, refused)) = at.and_then(|at| self.filters.get(at)) else {

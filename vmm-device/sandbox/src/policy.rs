@@ -97,7 +97,7 @@ impl Policy {
         if path.exists() { self.allow(path, access) } else { self }
     }
 
-    /// Allows reading what the run-time library and a panic's backtrace look at: facts about
+    /// Allows reading the files that the run-time library and a panic's backtrace need: facts about
     /// this process and the host's processors, this program and its libraries.
     #[must_use]
     pub fn allow_runtime(mut self) -> Self {

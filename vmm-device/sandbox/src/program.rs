@@ -30,7 +30,7 @@ pub struct User {
 }
 
 /// System calls of monitors such as QEMU besides [`filter::EVERYWHERE`] and the lists of roles.
-/// Memory with code is theirs to make, because they translate guests' code.
+/// They may map executable memory, because they translate guests' code.
 const CALLS: &[Entry] = &[
     (libc::SYS_execve, &[]),
     (libc::SYS_clone, &[Bits(0, libc::CLONE_THREAD as u64, libc::CLONE_THREAD as u64)]),
@@ -122,8 +122,8 @@ const CALLS: &[Entry] = &[
     (libc::SYS_prctl, &[Is(0, libc::PR_GET_SECCOMP as u64)]),
     (libc::SYS_prctl, &[Is(0, libc::PR_SET_TIMERSLACK as u64)]),
     (libc::SYS_prctl, &[Is(0, libc::PR_GET_NAME as u64)]),
-    // A stream without a file, and what arrives at one that is there. Other kinds of sockets send
-    // to whom they like, also when they are connected.
+    // Stream sockets only. Other kinds of sockets can send to any address, even when they are
+    // connected.
     (libc::SYS_socket, &[Is(0, libc::AF_UNIX as u64), Is(1, STREAM)]),
     (libc::SYS_socketpair, &[Is(0, libc::AF_UNIX as u64), Is(1, STREAM)]),
     (libc::SYS_connect, &[]),
@@ -142,8 +142,8 @@ const CALLS: &[Entry] = &[
 
 const STREAM: u64 = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as u64;
 
-/// Answered with ENOSYS: its flags are in memory, where no filter sees them. The C library then
-/// takes clone(2).
+/// Fails with ENOSYS, because its flags are in memory, where a filter cannot read them. The C
+/// library then uses clone(2).
 const NO_CLONE3: &[Entry] = &[(libc::SYS_clone3, &[])];
 
 #[cfg(target_arch = "x86_64")]
@@ -166,9 +166,9 @@ const OLDER: &[Entry] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[Entry] = &[];
 
-/// Confines this process, which has no other threads, for good: files to those of `policy`, and
-/// system calls to those of a monitor; others fail with EPERM. It keeps no capability. With `user`
-/// it becomes that user.
+/// Permanently confines this process, which must have no other threads: files to those of `policy`,
+/// and system calls to those of a monitor; others fail with EPERM. It loses all capabilities. With
+/// `user` it becomes that user.
 ///
 /// Features that the kernel lacks are left out ([`Support`]).
 ///
@@ -213,8 +213,8 @@ fn become_user(user: Option<User>) -> io::Result<()> {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel reads the limit. A memory dump would be the user's file.
     check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const none) })?;
-    // SAFETY: takes numbers only. Fails for a number that is no capability, and for users who may
-    // not do it and have none to give up.
+    // SAFETY: takes numbers only. Fails for a number that is no capability, and for unprivileged
+    // users, who have none to drop.
     (0..64).for_each(|capability| unsafe {
         libc::prctl(libc::PR_CAPBSET_DROP, capability);
     });
@@ -237,8 +237,8 @@ fn become_user(user: Option<User>) -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) })
 }
 
-/// From now on connect(2) in this process, and in the program that it becomes, waits until
-/// [`answer_connect`] with the returned descriptor, which another process must hold, answers.
+/// Makes connect(2) in this process, and in the program that it executes, wait until another
+/// process answers it. That process must hold the returned descriptor and call [`answer_connect`].
 ///
 /// # Errors
 /// If the kernel cannot do it (Linux before 5.9), or another filter of this process does so.
@@ -305,7 +305,7 @@ pub fn answer_connect(
     if wait.revents & libc::POLLIN == 0 {
         return Ok(());
     }
-    // SAFETY: all zeroes is a valid value, and the one that the kernel asks for.
+    // SAFETY: all zeroes is a valid value, and the one that the kernel requires.
     let mut asked: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes the structure that this request is for.
     match check(unsafe { libc::ioctl(fd, RECEIVE, &raw mut asked) }) {

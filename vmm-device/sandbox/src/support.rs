@@ -76,7 +76,7 @@ fn landlock() -> Result<u32, String> {
     })
 }
 
-/// Threads of this process now; 1 if that cannot be told.
+/// The number of threads of this process; 1 if that is not known.
 pub(crate) fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(1, |tasks| tasks.count())
 }

@@ -401,7 +401,7 @@ fn files(what: &str, folder: &Path) {
         .allow_if_present(folder.join("none"), Access::Read)
         .allow_runtime();
     let sandbox = Sandbox::new(policy).unwrap();
-    // The test harness has its own threads, which existed before.
+    // The test harness has threads, which existed before.
     let others = AtomicBool::new(false);
     let (sender, receiver) = mpsc::channel::<()>();
     thread::scope(|scope| {
