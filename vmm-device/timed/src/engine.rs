@@ -79,7 +79,7 @@ pub trait Observer: Send + Sync {
     fn stamp(&self) -> u64;
 }
 
-/// Takes what comes from outside the machine at a time. Returns the nodes that it comes to.
+/// Takes input from outside the machine at a time. Returns the nodes that get it.
 pub type Outside = dyn Fn(Ps) -> Vec<NodeId> + Send + Sync;
 
 /// The commands of a node that are in flight, once they are counted.
@@ -180,9 +180,9 @@ impl EventEngine {
         }))
     }
 
-    /// Lets something in from outside the machine, such as the input of a console, every `period`
-    /// picoseconds from now on, and at no other time. `outside` is called in the thread that
-    /// executes the event, and must not call back. Only the first call has an effect.
+    /// Admits input from outside the machine, such as that of a console, every `period` picoseconds
+    /// from now on, and at no other time. The thread that executes the event calls `outside`, which
+    /// must not call back. Only the first call has an effect.
     pub fn let_in(&self, period: Ps, outside: Box<Outside>) {
         let period = period.max(1);
         if self.outside.set((period, outside)).is_ok() {
@@ -291,8 +291,8 @@ impl EventEngine {
     }
 
     /// Rings a doorbell of a node at a time, or now if that has passed. Events of the same time
-    /// happen in the order in which they were scheduled, so callers sort doorbells of several nodes
-    /// by time and node.
+    /// happen in the order in which they were scheduled, so callers must sort doorbells of several
+    /// nodes by time and node.
     pub fn doorbell(&self, node: NodeId, tni: TniId, bell: Doorbell, at: Ps) {
         if self.icc(node).is_some() {
             self.activate(node);
@@ -330,7 +330,7 @@ impl EventEngine {
         self.state().next_of(node, |from| hop + self.issue_ps(from))
     }
 
-    /// True if anything is in flight or scheduled, but for what comes from [outside](Self::let_in).
+    /// True if anything is in flight or scheduled, except for input from [outside](Self::let_in).
     pub fn is_busy(&self) -> bool {
         self.state().is_busy()
     }

@@ -13,9 +13,9 @@ use crate::EventEngine;
 /// A controller of an [`EventEngine`] behind its PCI endpoint.
 ///
 /// An access happens at the time that the engine has reached, so a guest must have its turn before
-/// it accesses the device. Doorbells are accesses like any other: they reach the device by
-/// no other way, which would have no time. Messages of its vectors are sent when the engine's
-/// interrupts are given to [`Endpoint::trigger`].
+/// it accesses the device. Doorbells are ordinary accesses; an event or a polled page would have no
+/// modelled time. MSI-X messages are sent when the driver passes the engine's interrupts to
+/// [`Endpoint::trigger`].
 #[derive(Debug)]
 pub struct Function {
     engine: Arc<EventEngine>,

@@ -1,16 +1,17 @@
 //! Devices in modelled time: real controllers on the modelled network, and one clock for both.
 //!
 //! An [`EventEngine`] executes all events in the order of modelled time, and those of the same time
-//! in the order in which they were scheduled. Nothing in it depends on a host's clock or threads.
-//! Its driver, a simulation or the code that keeps the clocks of guests, rings doorbells at their
-//! times, runs it until a time, and learns of interrupts with theirs. Data is seen as soon as it is
-//! in memory: what software takes at the ends is the driver's.
+//! in the order in which they were scheduled. It does not depend on a host's clock or threads. Its
+//! driver is a simulation, or the code that keeps the clocks of guests. The driver rings doorbells
+//! at their times, runs the engine until a time, and gets interrupts with their times. Data is
+//! visible as soon as it is in memory; the driver accounts for the time that software takes at both
+//! ends.
 //!
-//! Apart from the network, a command keeps busy the interface's command engine, the bus to memory,
+//! Apart from the network, a command occupies the interface's command engine, the bus to memory,
 //! and the interface's sending side, where TLPs wait for the network.
 //!
 //! Programs that run as threads of this process keep modelled time by [`Turns`]: one runs at a
-//! time, the one that is behind all others.
+//! time, and it is the one with the earliest time.
 #![forbid(unsafe_code)]
 
 mod engine;

@@ -198,13 +198,13 @@ impl State {
         }
     }
 
-    /// Before when nothing that is in flight can have an effect at a node; `None` if nothing ever
-    /// will. `reaction` is the least time from a doorbell of a node to an effect at another.
+    /// Returns the time before which nothing in flight can have an effect at a node; `None` if
+    /// nothing ever will. `reaction` is the least time from a doorbell of a node to an effect at
+    /// another.
     ///
-    /// An event elsewhere needs a hop to get there. A packet is at its target no earlier than
-    /// its hops take, and no earlier than the network's next event. Its source sees that TLPs have
-    /// left only if it has more of a request to send. A packet that is lost has an effect where that
-    /// happens and at its source, with the network's next event or a later one.
+    /// An event elsewhere needs a hop to get there. A packet is at its target no earlier than its
+    /// hops take, and no earlier than the network's next event. Its source notices that TLPs have
+    /// left only if it has more of a request to send. No packet is lost, because all links are up.
     pub(crate) fn next_of(&mut self, node: NodeId, reaction: impl Fn(NodeId) -> Ps) -> Option<Ps> {
         let hop = self.network.parameters().hop_ps();
         let network = self.network.next_event();
@@ -227,7 +227,7 @@ impl State {
             };
             best = sooner(best, at.saturating_add(away));
         }
-        // Those of which all TLPs have arrived are among what is due.
+        // Packets whose TLPs have all arrived are in `due`.
         let flying = self.packets.iter().flatten();
         for flight in flying.filter(|flight| flight.arrived < flight.packet.tlps.max(1)) {
             if let Some(at) = network
@@ -383,8 +383,8 @@ impl State {
 
     /// Gives an interface a packet to send. Modelled times that devices count start at `epoch`.
     pub(crate) fn inject(&mut self, mut packet: Packet<Body>, now: Ps, epoch: Ps) {
-        // What arrives, and what a guest waits for, goes by the target. The network refuses a way
-        // that leads nowhere.
+        // Arrivals and waiting guests are found by the target. The network refuses a way without
+        // one.
         if let Some(end) = Route::end_of(self.network.shape(), &packet) {
             packet.dst = end;
         }

@@ -35,20 +35,21 @@ impl fmt::Display for Stuck {
 
 impl std::error::Error for Stuck {}
 
-/// A program's part in the order.
+/// The state of a program in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     /// It waits for its turn at its time.
     Turn,
-    /// It looks at its memory every so often, from its time on, until this time. It has seen this
-    /// many events at its node; the first one after them happened at a time, if it has.
+    /// It polls its memory at the interval `every`, from its time on, until `until`. It has seen
+    /// `seen` events at its node. `happened` is the time of the first event after these, if there
+    /// was one.
     Event { every: Ps, until: Ps, seen: u64, happened: Option<Ps> },
-    /// It runs beside the others, and does nothing with the machine before a time. The first event
-    /// at its node since it left happened at a time, if one has.
+    /// It runs beside the others, and does not access the machine before `least`. `happened` is the
+    /// time of the first event at its node since it left, if there was one.
     Away { least: Ps, happened: Option<Ps> },
     /// It has the turn.
     Runs,
-    /// It waits for its turn at its time, which it does not get before time continues beyond the
+    /// It waits for its turn at its time, but does not get it before time continues beyond the
     /// present [stop](Turn::stop_at).
     Frozen,
     /// It has ended, or has not begun again.
@@ -60,7 +61,7 @@ struct Program {
     node: NodeId,
     at: Ps,
     wish: Wish,
-    /// The number of events at its node when the last one was looked at.
+    /// The number of events at its node up to the last one that it has seen.
     events: u64,
     /// The smallest step of its clock, once it has left.
     step: Ps,
@@ -90,14 +91,14 @@ struct State {
     late: Lateness,
     /// The time beyond which nothing happens for now.
     stop: Option<Ps>,
-    /// True if all that there is until then has happened.
+    /// True if all events until then have happened.
     stands: bool,
-    /// The longest time by which a program may be ahead of a command, while time is to stop behind
+    /// The longest time by which a program may be ahead of a command, while time is to stop after
     /// one.
     ahead: Option<Ps>,
 }
 
-/// The events that came to programs which were ahead of them, as their steps are too long.
+/// Events whose programs were already ahead of them, because their steps are too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lateness {
     /// The number of events.
@@ -131,31 +132,31 @@ pub struct Outlook {
 
 /// Programs that are away, and keep each other's pace without the machine.
 ///
-/// One that is away may run until the least of its `limit` and, of all others, the later one of
-/// `acts` and `reached + ahead`.
+/// A program that is away may run until its `limit`, but for every other program no further than
+/// the later one of that program's `acts` and `reached + ahead`.
 pub trait Away: Send + Sync {
-    /// The time that a program has reached since it left. Nothing that it does with the machine is
-    /// before that.
+    /// The time that a program has reached since it left. It will not access the machine before
+    /// that time.
     fn reached(&self, program: usize) -> Ps;
 
-    /// Has programs that get to a time [say so](Turn::heard) from now on.
+    /// Makes programs [report](Turn::heard) from now on when they reach a time.
     fn report_at(&self, at: Ps);
 
-    /// The time by which programs may be apart before they use their devices, as that may not keep
+    /// The time by which programs may be apart before they use their devices. It should not keep
     /// them from long steps.
     fn apart(&self) -> Ps;
 
-    /// Tells what is to come for all programs, in their order.
+    /// Publishes the outlook of all programs, in their order.
     fn tell(&self, outlooks: &[Outlook]);
 }
 
 /// The order of programs.
 ///
-/// Exactly one of them has the turn at a time, between two calls of its [`Turn`], and no time
-/// passes for it but what it says. The machine has then reached the program's time, and nothing has
-/// happened after that. A program that leaves the machine alone for a time that it knows, up to
-/// its [horizon](Turn::horizon), may run beside others meanwhile ([`Turn::leave`]). What a program
-/// finds depends on no thread and no host.
+/// Exactly one of them has the turn at a time, between two calls of its [`Turn`]. For that program,
+/// only the time that it reports passes. The machine has then reached the program's time, and
+/// nothing later has happened. If a program knows that it will not access the machine for some
+/// time, up to its [horizon](Turn::horizon), it may run beside others until then ([`Turn::leave`]).
+/// The results do not depend on threads or the host.
 pub struct Turns {
     engine: Arc<EventEngine>,
     state: Mutex<State>,
@@ -234,7 +235,7 @@ impl Turns {
             let times = state.programs.iter().map(Program::next);
             let next = times.zip(0..).filter_map(|(at, program)| Some((at?, program))).min();
             let limit = next.map_or(Ps::MAX, |(at, _)| at).min(state.stop.unwrap_or(Ps::MAX));
-            // What comes from outside comes for ever.
+            // Input from outside never ends.
             let ends = next.is_none() && !self.engine.is_busy();
             if ends || !self.engine.step_until(limit) {
                 break next;
@@ -297,7 +298,7 @@ impl Turns {
             let acts = match program.wish {
                 Wish::Ended => None,
                 Wish::Runs | Wish::Frozen => Some(program.at),
-                // What wakes it is in flight.
+                // The event that wakes it is in flight.
                 Wish::Event { .. } => [program.next(), next].into_iter().flatten().min(),
                 Wish::Turn | Wish::Away { .. } => program.next(),
             };
@@ -306,7 +307,8 @@ impl Turns {
                 false => self.away.as_ref().map_or(Ps::MAX, |away| away.apart()),
             };
             let acts = acts.map_or(Ps::MAX, |at| at.saturating_add(ahead));
-            // One at whose node something has happened within its step must ask at the end of that.
+            // If something has happened at a program's node within its step, it must request its
+            // turn at the end of that step.
             let happened = match program.wish {
                 Wish::Away { happened, .. } => happened,
                 _ => None,
@@ -369,9 +371,10 @@ impl Turn {
         self.wait(lock(&self.turns.state))
     }
 
-    /// Asks for a turn at a time, or at once if that has passed, like [`Turn::reach`], but does not
-    /// wait for it. The turn has come when this program is the [holder](Turn::holder). A program
-    /// that has [rested](Turn::rest) begins again at the machine's present time at the earliest.
+    /// Requests a turn at a time, or immediately if that has passed, like [`Turn::reach`], but does
+    /// not wait for it. The turn has come when this program is the [holder](Turn::holder). A
+    /// program that has [rested](Turn::rest) begins again at the machine's present time at the
+    /// earliest.
     pub fn ask(&self, at: Ps) {
         self.wish(|program, engine| {
             let at = if program.wish == Wish::Ended { at.max(engine.now()) } else { at };
@@ -395,8 +398,8 @@ impl Turn {
         all.find(|(program, _)| program.wish == Wish::Runs).map(|(program, n)| (n, program.at))
     }
 
-    /// Lets the others continue until the program [asks](Turn::ask) for a turn again, as if it had
-    /// ended.
+    /// Lets the others continue, as if the program had ended, until it [requests](Turn::ask) a turn
+    /// again.
     pub fn rest(&self) {
         let mut state = lock(&self.turns.state);
         state.programs[self.program].wish = Wish::Ended;
@@ -448,20 +451,20 @@ impl Turn {
         state.stop.filter(|_| state.stands)
     }
 
-    /// True if a program that is at a time and runs by itself for a step gets beyond the time at
-    /// which time stands still.
+    /// True if a program at this time, which runs by itself for a step, would pass the time at
+    /// which modelled time stops.
     pub fn is_last(&self, at: Ps, step: Ps) -> bool {
         let stop = lock(&self.turns.state).stop;
         stop.is_some_and(|stop| at.saturating_add(step) > stop)
     }
 
-    /// Gives up the turn, and asks for it again as soon as time continues beyond the present
+    /// Gives up the turn, and requests it again as soon as time continues beyond the present
     /// [stop](Turn::stop_at).
     pub fn freeze(&self) {
         self.wish(|_, _| Wish::Frozen);
     }
 
-    /// Ends all programs: what they ask for from now on is an error.
+    /// Ends all programs: their further requests are errors.
     pub fn stop(&self) {
         self.turns.stop(&mut lock(&self.turns.state), Stuck::Stopped);
     }
@@ -484,7 +487,8 @@ impl Turn {
         self.wait(lock(&self.turns.state))
     }
 
-    /// Goes on at a time, or at once if that has passed: where the program has got to by itself.
+    /// Continues at a time that the program has reached by itself, or immediately if that has
+    /// passed.
     ///
     /// # Errors
     ///
@@ -494,9 +498,9 @@ impl Turn {
         self.wait(lock(&self.turns.state))
     }
 
-    /// The time until which a program that has the turn may run by itself, for instance as the
-    /// guest of a VM whose instructions are counted: before that nothing happens at its node, other
-    /// than by its own accesses to the device. There, or where it accesses the device, it must
+    /// Returns the time until which a program that has the turn may run by itself, for instance as
+    /// the guest of a VM whose instructions are counted. Before that, only its own accesses to the
+    /// device have an effect at its node. At that time, and at each access to the device, it must
     /// [reach](Turn::reach) its time. [`Ps::MAX`] if nothing will ever happen by itself.
     ///
     /// Others' later doings count only from `quantum` on. If that is more than the
@@ -516,9 +520,8 @@ impl Turn {
         self.turns.pass(&mut lock(&self.turns.state));
     }
 
-    /// Does what a loop does that looks at the node's memory and finds nothing, every `every`
-    /// picoseconds (at least 1): returns at its first look after anything has happened at the node,
-    /// or `until` has passed.
+    /// Acts as a loop that polls the node's memory every `every` picoseconds (at least 1). Returns
+    /// at the first poll after anything has happened at the node, or after `until` has passed.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The event engine as those who keep the clocks of nodes use it.
+//! The event engine, driven as by code that keeps the clocks of nodes.
 
 mod common;
 
@@ -106,7 +106,7 @@ fn outside_comes_at_each_period_and_bounds_all_nodes() {
         Box::new(move |at| {
             let mut log = log.lock().unwrap();
             log.push(at);
-            // The second time something comes to one node.
+            // The second time, input arrives for one node.
             if log.len() == 2 { vec![NODES[1]] } else { Vec::new() }
         }),
     );

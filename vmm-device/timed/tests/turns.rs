@@ -24,7 +24,7 @@ enum Step {
 /// A turn: its program, the time, and the bytes of the packet that was found.
 type Seen = (usize, Ps, Option<Vec<u8>>);
 
-/// Runs these programs, the threads of which pause for the host's times in between.
+/// Runs these programs on threads that sleep for times of the host in between.
 fn run(programs: &[Vec<Step>], pauses: &[u64]) -> (Vec<Seen>, Ps) {
     let mut machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
     let start = machine.engine.now();
@@ -116,7 +116,7 @@ fn looks_find_a_packet_at_the_first_one_after_it() {
     assert!((found - every..=*found).contains(&seen[1].1), "{found} {seen:?}");
 }
 
-/// A guest that is stopped at each horizon, and nowhere else, sees what comes when it comes.
+/// A guest that is stopped only at its horizons sees each event at its time.
 #[test]
 fn guests_that_run_to_horizons_miss_nothing() {
     const PACKETS: u8 = 20;
@@ -160,8 +160,8 @@ fn guests_that_run_to_horizons_miss_nothing() {
     assert!(stops < 1000, "{stops} stops, {looks} looks");
 }
 
-/// Guests that run beside each other up to their horizons see the same for any timing of their
-/// threads.
+/// Guests that run beside each other up to their horizons have the same results for any timing of
+/// their threads.
 #[test]
 fn guests_away_from_the_machine_see_the_same() {
     const ROUNDS: u64 = 60;

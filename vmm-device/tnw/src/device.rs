@@ -111,7 +111,7 @@ pub(crate) struct LinkState {
     pub(crate) tx: [Transmit; CHANNELS],
     pub(crate) rx: [Receive; CHANNELS],
     pub(crate) pages: [Page; CHANNELS],
-    /// True if the neighbour is still to be told that the link begins a life.
+    /// True if the HELLO of this end's new life is still to be sent.
     greet: bool,
     /// The channel that is the first to send, and the channel that is the first to be moved.
     next_tx: usize,
@@ -292,7 +292,7 @@ impl Nwp {
         }
     }
 
-    /// Writes a notification word, and sends the interrupt if the request asked for it.
+    /// Writes a notification word, and sends the interrupt if the request wants one.
     fn notify(&self, link: Link, done: Done) {
         let Done { request, status, length } = done;
         let word = request.notification(status, length);
@@ -545,7 +545,8 @@ impl Nwp {
         more
     }
 
-    /// When [`Nwp::expire`] is to be called next, in nanoseconds; [`NEVER`] if nothing waits.
+    /// Returns when [`Nwp::expire`] must be called next, in nanoseconds; [`NEVER`] if nothing
+    /// waits.
     pub fn next_deadline(&self) -> u64 {
         self.links.iter().map(|link| link.deadline.load(SeqCst)).min().unwrap_or(NEVER)
     }

@@ -34,9 +34,9 @@ pub trait Host: Send + Sync {
 
 /// The links as seen by a thread that drives a device.
 pub trait Net {
-    /// The number of packets that a link accepts now. No more are fetched or taken out of a window
-    /// at a time. If it is 0, [`Nwp::room`](crate::Nwp::room) must be called when it grows.
-    /// Retransmissions and commands do not ask for it.
+    /// Returns the number of packets that a link accepts now. No more are fetched or taken out of a
+    /// window at a time. If it is 0, [`Nwp::room`](crate::Nwp::room) must be called when it grows.
+    /// Retransmissions and commands ignore it.
     fn room(&self, link: Link) -> u16 {
         let _ = link;
         MAX_RUN

@@ -17,9 +17,9 @@
 //! Nothing that a guest or a neighbour writes is trusted. It is checked, and an error is reported
 //! by a status or a counter. Work and memory are bounded.
 //!
-//! Locks: each link has one for its state and one for its arrivals. The second may be taken while
-//! the first is held, and while the state of another node's link is held that sends to this one. No
-//! lock is taken while the second is held. The states of two links are never locked together.
+//! Locks: each link has a state lock and an arrivals lock. The arrivals lock may be taken under the
+//! link's own state lock, and under the state lock of the link at another node that sends to it. No
+//! lock is taken under an arrivals lock. Two state locks are never held together.
 #![forbid(unsafe_code)]
 
 mod device;

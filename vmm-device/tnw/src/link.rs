@@ -7,10 +7,12 @@
 //!
 //! - Packets have sequence numbers, so that a lost one is noticed; feedback and RESTART name one.
 //! - If no feedback comes for a while, the sender enters resend mode by itself.
-//! - Commands tell how many packets of each channel the receiver has room for. A sender never sends
-//!   more, so no packet is dropped for want of room, and a full channel stalls only itself.
-//! - Each end has a life, a new one after each reset, and announces it by HELLO. An end whose
-//!   neighbour has a new life starts to count anew, and retransmits what was not acknowledged.
+//! - Commands carry the number of packets of each channel for which the receiver has room. A sender
+//!   never sends more, so no packet is dropped for lack of room, and a full channel stalls only
+//!   itself.
+//! - Each end has a life, which changes at each reset, and announces it by HELLO. If an end's
+//!   neighbour has a new life, the end restarts its sequence numbers and retransmits all
+//!   unacknowledged packets.
 
 use std::collections::VecDeque;
 
@@ -216,8 +218,8 @@ impl LinkEnd {
     }
 
     /// Notes that a channel has packets that may not be sent now. If the end waits for nothing
-    /// else, it asks the other end after a while whether there is room: the announcement of room
-    /// may have been lost.
+    /// else, it requests the other end's room after a while, because the announcement of room may
+    /// have been lost.
     pub fn stall(&mut self, channel: Channel, now: u64) {
         let bit = 1 << channel.index();
         if self.tx.stalled & bit == 0 {
@@ -406,8 +408,8 @@ impl LinkEnd {
                 self.rx.owed = Some(ControlKind::Ack);
                 Arrival::Data(data)
             }
-            // There is no room. A NACK would bring the packet back at once; the sender's timeout is
-            // slower.
+            // There is no room. A NACK would cause an immediate retransmission; the sender's
+            // timeout is slower.
             0 => {
                 self.rx.discarding = true;
                 self.counters.discarded += u64::from(packets);

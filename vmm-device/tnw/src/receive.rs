@@ -56,7 +56,7 @@ inspect!(Request { address as hex, length, notify as hex, tag, interrupt });
 
 #[derive(Debug)]
 enum Item {
-    /// Packets, of which some may have been moved.
+    /// Packets; some of them may already have been moved.
     Run(Data, u16),
     /// The message that was arriving does not continue.
     Cut,

@@ -59,7 +59,7 @@ impl SharedWindows {
     }
 
     /// Stores bytes as the guest does, at an offset of the BAR. Eight bytes at a multiple of 8 are
-    /// stored in one access, so that a reader of them also sees everything that was stored before.
+    /// stored in one access, so a reader that sees them also sees all earlier stores.
     pub fn store(&self, offset: u64, data: &[u8]) {
         let word = data.try_into().map(u64::from_le_bytes);
         match (self.word(offset).filter(|_| offset.is_multiple_of(8)), word) {

@@ -1,4 +1,4 @@
-//! The units that go over a link: data packets and commands.
+//! The units that cross a link: data packets and commands.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::payload::{Borrowed, Payload};
 
 /// Size of a command on a link, in bytes (ours; the paper's commands are 8b/10b control symbols).
 pub const CONTROL_SIZE: usize = 32;
-/// The most packets that go over a link together.
+/// The most packets that cross a link together.
 pub const MAX_RUN: u16 = RECEPTION_FIFO as u16;
 
 /// The lives of the two ends of a link: the sender's, then the receiver's. Each reset of an end

@@ -208,7 +208,7 @@ fn lending_nothing_copies_bytes() {
     assert_eq!(counts, [LEN as u64, LEN as u64, 0]);
 }
 
-/// When an Nget is over, its memory may be reused, wherever the packets are.
+/// When an Nget is over, its memory may be reused, even if its packets are still in flight.
 #[test]
 fn memory_is_not_read_when_its_nget_is_over() {
     const SHORT: usize = 3 * PACKET_DATA + 5;
