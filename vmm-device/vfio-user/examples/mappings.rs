@@ -1,5 +1,5 @@
-//! The cost of page-wise mappings: how fast a client's maps are taken and given up, and the
-//! bandwidth of Puts through them, against one range and against pages that lie side by side.
+//! The cost of page-wise mappings: the rate of map and unmap requests, and the bandwidth of Puts
+//! through such mappings, compared with one range and with adjacent pages.
 //!
 //! ```text
 //! cargo run --release -p tofu-vfio-user --example mappings [PAGES]
@@ -76,7 +76,7 @@ fn measure(name: &str, pages: u64, scattered: bool, page_wise: bool) {
 
     let (cq, bandwidth) = put_all(&host, remote, pages);
 
-    // How long a look-up has to wait while ranges are given up.
+    // The longest wait of a look-up while ranges are unmapped.
     let memory = Arc::clone(&host.memories[0]);
     let done = Arc::new(AtomicBool::new(false));
     let (watched, ended) = (Arc::clone(&memory), Arc::clone(&done));

@@ -15,7 +15,8 @@ use thiserror::Error;
 
 use crate::wire::{HEADER_SIZE, Header, MAX_BODY, MAX_FDS, MAX_SENT_FDS};
 
-/// Bytes that are read at once, of one message or several: far more than a register access has.
+/// The most bytes of one read, which may be of several messages: far more than a register access
+/// has.
 const BUFFER: usize = 1024;
 
 /// The reason why no more messages can be had from a client.
@@ -189,7 +190,7 @@ pub(crate) fn read(
     Ok(done)
 }
 
-/// Reads what there is, at least one byte unless the stream ends, and otherwise like [`read`]. The
+/// Reads the available bytes, at least one unless the stream ends, and otherwise like [`read`]. The
 /// kernel returns no bytes that were sent after descriptors together with these.
 fn read_once(
     socket: &UnixStream,

@@ -17,7 +17,7 @@ pub(crate) enum Device {
     Tofu(Arc<Node>),
     /// A network processor of TNW. It has no doorbells and no pages, and one client at a time.
     Tnw(Arc<TorusNode>),
-    /// A controller of Tofu in modelled time, all of whose accesses are messages.
+    /// A Tofu controller in modelled time. All accesses to it are messages.
     Timed(Arc<Function>),
 }
 

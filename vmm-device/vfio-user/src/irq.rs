@@ -143,7 +143,8 @@ fn mask(table: &MsixTable, vector: u16, masked: bool) {
 
 /// Makes sure that a write to a descriptor does not block: it must be an eventfd, and non-blocking.
 pub(crate) fn check_eventfd(event: &OwnedFd) -> Result<(), Errno> {
-    // A file of a file system that the client runs could take for ever; poll(2) does not tell.
+    // Writing to a file in a file system of the client could block forever, and poll(2) does not
+    // detect that.
     let name = fs::read_link(format!("/proc/self/fd/{}", event.as_raw_fd()))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
     if name.as_os_str() != "anon_inode:[eventfd]" {

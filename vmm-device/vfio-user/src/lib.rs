@@ -3,20 +3,20 @@
 //! each node.
 //!
 //! The client maps its guest's memory into this process ([`ClientMemory`]), forwards accesses to
-//! configuration space and BARs, and gives an eventfd for each MSI-X vector. [`Server`] answers one
-//! client after the other; when one leaves, the device is reset and the memory released. Doorbells
-//! arrive as messages, as events that the client has asked for, or, with [`ClientPages`], through
-//! pages that the client has mapped.
+//! configuration space and BARs, and gives an eventfd for each MSI-X vector. [`Server`] serves one
+//! client after the other; when one disconnects, the device is reset and the memory released.
+//! Doorbells arrive as messages, as events that the client has asked for, or, with [`ClientPages`],
+//! through pages that the client has mapped.
 //!
 //! Several clients can share a node's device ([`Server::joint`]), each at a socket and with its own
-//! addresses. When one leaves, the queues and gates that it has used are reset, and the others' are
-//! not. The clients agree among themselves which of them uses which, so they must trust each other.
-//! They have no interrupts.
+//! addresses. When one disconnects, only the queues and gates that it has used are reset. The
+//! clients agree among themselves which of them uses which, so they must trust each other. They
+//! have no interrupts.
 //!
 //! The device cannot access memory that a client maps without a descriptor. It ends commands to
-//! such memory as for any other address that cannot be translated. To ask the client for each
-//! access would let a slow client hold up the engine, which serves other nodes too. A range around
-//! 1 MiB, where a PC has ordinary memory, is refused without a descriptor.
+//! such memory as for any other address that cannot be translated. Forwarding each access to the
+//! client would let a slow client stall the engine, which serves other nodes too. A range around 1
+//! MiB, where a PC has ordinary memory, is refused without a descriptor.
 //!
 //! # Trust
 //!
@@ -27,9 +27,8 @@
 //! answers, blocks only the thread that serves it.
 //!
 //! One risk is left. The device's own threads write interrupts, and the client shares the flag that
-//! decides whether a write to an eventfd blocks. The server sets the flag and checks it first. So a
-//! client has to clear the flag and fill the counter within the same microsecond to hold up an
-//! engine.
+//! decides whether a write to an eventfd blocks. The server sets the flag and checks it first. To
+//! stall an engine, a client must clear the flag and fill the counter within the same microsecond.
 #![deny(unsafe_code)]
 
 mod channel;

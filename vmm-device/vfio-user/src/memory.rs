@@ -22,7 +22,8 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 use crate::process::ClientProcess;
 use crate::wire::PAGE_SIZE;
 
-/// The answer to memory of huge pages, of which the host may have none left at any access.
+/// The error for memory of huge pages. Any access to it may find that the host has no huge page
+/// left, which ends this process.
 pub(crate) const HUGE: Errno = Errno::OPNOTSUPP;
 /// `f_type` of a file system of huge pages, see statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
@@ -44,11 +45,10 @@ pub enum Backing {
     /// descriptor is such memory, and its offset is the address in the process. Such ranges need
     /// not be whole pages.
     ///
-    /// For programs of the user's own, never for guests: the client must run as this process's
-    /// user, this process must be allowed to debug it, and a client can make an engine wait while
-    /// the kernel brings in its pages. A word of it is written as a whole. Atomic commands are
-    /// atomic with respect to the devices of this process, but not to the client's own
-    /// instructions.
+    /// For the user's own programs, never for guests: the client must run as this process's user,
+    /// this process must be allowed to debug it, and a client can make an engine wait while the
+    /// kernel faults in its pages. A word is written as a whole. Atomic commands are atomic with
+    /// respect to the devices of this process, but not to the client's own instructions.
     Process,
 }
 
@@ -77,8 +77,8 @@ impl Default for Limits {
 
 /// The memory of the connected client; none while there is no client.
 ///
-/// A range that the client has mapped with a descriptor is memory, for the accesses that the client
-/// allows. Other ranges are accepted but the device finds no memory there: see the crate's
+/// A range that the client maps with a descriptor is memory, for the accesses that the client
+/// allows. Other ranges are accepted, but accesses of the device to them fail: see the crate's
 /// documentation.
 ///
 /// A range that is contiguous with another one, in addresses and in the file, is merged with it;
@@ -94,7 +94,7 @@ pub struct ClientMemory {
     ranges: RwLock<BTreeMap<u64, Range>>,
     transfers: Epochs,
     files: Mutex<HashMap<FileId, Weak<MmapRegion<()>>>>,
-    /// The client's, with [`Backing::Process`].
+    /// The client's process, with [`Backing::Process`].
     process: Mutex<Option<Arc<ClientProcess>>>,
 }
 
@@ -162,7 +162,7 @@ struct MappedRun {
 enum Reached<'a> {
     /// In this process.
     Here(VolatileSlice<'a>),
-    /// In the client's: its address there and its length.
+    /// In the client's process: its address there and its length.
     There(&'a ClientProcess, u64, usize),
 }
 
@@ -373,8 +373,8 @@ impl ClientMemory {
         while result == Ok(true) {
             let mut taken = SmallVec::<[Range; 1]>::new();
             result = self.take(address, last, &mut taken, &mut unmapped);
-            // Outside of the lock: the last range of a file may unmap it. Those who wait for the
-            // lock go first.
+            // Dropped without the lock, because the last range of a file may unmap it. Threads that
+            // wait for the lock go first.
             drop(taken);
             // A processor that is given away is long gone on a busy host.
             if result == Ok(true) {
@@ -530,7 +530,7 @@ impl DmaMemory for ClientMemory {
 /// The addresses of client `index` of `count` clients that share a node's device: equal parts of
 /// the addresses that the device's tables have.
 ///
-/// A client must use only these, and need not be told: both sides compute them.
+/// A client must use only these. They are not negotiated: both sides compute them.
 pub fn client_window(index: u16, count: u16) -> RangeInclusive<u64> {
     let size = (1 << IPA_BITS) / u64::from(count).next_power_of_two();
     let start = u64::from(index) * size;

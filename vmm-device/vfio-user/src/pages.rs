@@ -21,7 +21,7 @@ use tofu_sync::lock;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 /// Memory that a node's device polls and its client maps. Each client gets separate memory, so that
-/// a client which has left but keeps its mapping reaches nothing of the next client's.
+/// a disconnected client that keeps its mapping cannot reach the next client's memory.
 struct ClientFile {
     region: Arc<MmapRegion<()>>,
     /// The current mapping.
@@ -63,7 +63,7 @@ impl ClientFile {
 pub struct ClientPages(ClientFile);
 
 impl ClientPages {
-    /// Pages for one node: 95 MiB of addresses, of which 672 KiB are ever used.
+    /// Pages for one node: 95 MiB of addresses, with at most 672 KiB in use.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl ClientPages {
 pub struct ClientWindows(ClientFile);
 
 impl ClientWindows {
-    /// Windows for one node: 1.5 MiB of addresses, of which those of channels that send are used.
+    /// Windows for one node: 1.5 MiB of addresses; only channels that send use theirs.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl WindowBackend for ClientWindows {
         Ok(())
     }
 
-    /// Zeroes the window: it stays mapped, and the next program of the client's may look at it.
+    /// Zeroes the window: it stays mapped, and the client's next program may read it.
     fn detach_window(&self, offset: u64) {
         if let Ok(window) = self.0.region.get_slice(offset as usize, WINDOW_SIZE as usize) {
             window.copy_from(&[0u8; WINDOW_SIZE as usize]);

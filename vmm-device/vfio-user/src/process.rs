@@ -35,7 +35,7 @@ pub(crate) struct ClientProcess {
 }
 
 impl ClientProcess {
-    /// The process that connected to `socket`, which must be this one's user's.
+    /// Returns the process that connected to `socket`. It must run as this process's user.
     pub(crate) fn of_peer(socket: &UnixStream) -> Result<Self, Errno> {
         let peer = socket_peercred(socket)?;
         if peer.uid != geteuid() {
@@ -132,7 +132,7 @@ impl ClientProcess {
             };
             match usize::try_from(moved) {
                 Ok(0) => return Err(Errno::FAULT),
-                // Less than all: the next call tells why.
+                // A partial transfer: the next call returns the reason.
                 Ok(moved) => done += moved,
                 Err(_) => match Errno::from_io_error(&std::io::Error::last_os_error()) {
                     Some(Errno::INTR) => {}

@@ -29,7 +29,7 @@ fn descriptor(event: &EventFd) -> BorrowedFd<'_> {
 }
 
 /// Resets the counter of an eventfd. Does not block, even if the client has made the eventfd a
-/// blocking one meanwhile.
+/// blocking one.
 pub(crate) fn set_back(event: &EventFd) {
     /// The file's current offset, which an eventfd has not.
     const HERE: u64 = u64::MAX;

@@ -45,11 +45,11 @@ const MAX_CAPABILITIES: usize = 64 << 10;
 /// The time for which a client may wait for another one to leave before it is turned away. A client
 /// that restarts connects before its former connection has been cleaned up.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The interval at which those who wait are looked at.
+/// The poll interval for clients that wait to attach.
 const LOOK: Duration = Duration::from_millis(100);
 /// The time for which a client that is turned away has for its first message.
 const FIRST_MESSAGE: Duration = Duration::from_secs(1);
-/// An address at which every PC has memory, and neither a ROM nor a device's.
+/// An address at which every PC has ordinary memory, not a ROM or a device.
 const ORDINARY_MEMORY: u64 = 1 << 20;
 /// The time to wait when the host has no descriptors for a client.
 const SHORT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
@@ -65,11 +65,11 @@ pub enum Error {
     /// A descriptor could not be duplicated.
     #[error("duplicating a descriptor: {0}")]
     Duplicate(io::Error),
-    /// There is no memory for the pages that the client is to map.
+    /// There is no memory for the pages that the client maps.
     #[error("making pages for a client: {0}")]
     Pages(io::Error),
-    /// The client's process cannot be told, or is another user's, and [`Backing::Process`] wants
-    /// to reach its memory.
+    /// [`Backing::Process`] needs the client's memory, but its process cannot be identified, or
+    /// runs as another user.
     #[error("the client's process cannot be reached: {0}")]
     Process(Errno),
     /// A client's messages could not be followed any more.
@@ -163,9 +163,9 @@ impl Server {
         Ok(Self::alone(Device::Tnw(node), memory, windows.map(Mappable::Windows)))
     }
 
-    /// Makes a server for a node in modelled time, whose device reaches this memory. Its doorbells
-    /// are messages, and so are all other accesses. They happen when they come: who serves a guest
-    /// lets it send one when it is the guest's turn.
+    /// Makes a server for a node in modelled time, whose device reaches this memory. All accesses,
+    /// doorbells included, are messages. They take effect when they arrive, so the caller must let
+    /// a guest send one only when it is the guest's turn.
     pub fn in_modelled_time(function: Arc<Function>, memory: Arc<ClientMemory>) -> Self {
         Self::alone(Device::Timed(function), memory, None)
     }
@@ -215,7 +215,7 @@ impl Server {
         vectors: ClientVectors,
         used: Option<Mutex<BTreeSet<u64>>>,
     ) -> Self {
-        // Pages are of use only if the node looks at them.
+        // Pages are of use only if the node polls them.
         let mappable = mappable.filter(|_| device.doorbells() != Some(Doorbells::Trapped));
         let (sockets, attached) = (Mutex::default(), Mutex::default());
         let on_change = Mutex::default();
@@ -227,7 +227,7 @@ impl Server {
         lock(&self.sockets).since
     }
 
-    /// Calls `told` whenever a client attaches (true) or has left (false).
+    /// Calls `told` whenever a client attaches (true) or has disconnected (false).
     pub fn on_change(&self, told: impl Fn(bool) + Send + Sync + 'static) {
         *lock(&self.on_change) = Some(Arc::new(told));
     }
@@ -247,7 +247,7 @@ impl Server {
         self.device.coords()
     }
 
-    /// Serves clients, one after the other, until [`Server::stop`]. What goes wrong with one is
+    /// Serves clients, one after the other, until [`Server::stop`]. The errors of a client are
     /// logged.
     ///
     /// # Errors
@@ -306,7 +306,7 @@ impl Server {
 
     /// Runs until [`Server::stop`] and turns away clients that connect to the listener of
     /// [`Server::run`] while another client is attached and stays attached for two seconds. They
-    /// get EBUSY, and the log says who came. Without this they would wait without any message.
+    /// get EBUSY, and the log names them. Without this they would wait silently.
     ///
     /// # Errors
     ///
@@ -508,7 +508,7 @@ impl Server {
     }
 
     fn region_write(&self, index: u32, offset: u64, data: &[u8]) {
-        // The MSI-X table is the server's: see `Vectors`.
+        // The server owns the MSI-X table: see `Vectors`.
         if index == u32::from(MSIX_BAR) {
             return;
         }
@@ -615,13 +615,13 @@ fn for_natural_accesses(
     }
 }
 
-/// The delay that a client's register writes may have, in nanoseconds. QEMU does not wait for the
+/// The assumed delay of a client's register writes, in nanoseconds. QEMU does not wait for the
 /// answer to a write, and a busy host may keep a thread of either process from running for that
 /// long.
 const POSTED_WRITES_NS: u64 = 100_000_000;
 
-/// Doorbells that ring without any work of this process: the client signals their event
-/// descriptors, if it has asked for them, or has mapped the pages.
+/// Doorbells that need no set-up in this process: the client signals their event descriptors, if it
+/// has requested them, or has mapped the pages.
 struct RungByClient;
 
 impl DoorbellBackend for RungByClient {
@@ -643,7 +643,7 @@ impl DoorbellBackend for RungByClient {
 
     fn protect_page(&self, _: u64) {}
 
-    /// The mapping is the client's.
+    /// The page is mapped in the client's process.
     fn can_protect(&self) -> bool {
         false
     }
@@ -657,7 +657,7 @@ struct Session<'a> {
     /// The process that ranges without a descriptor are memory of.
     process: Option<Arc<ClientProcess>>,
     channel: Channel,
-    /// The reply under construction, and the descriptors that go with it.
+    /// The reply under construction, and the descriptors to send with it.
     reply: Vec<u8>,
     fds: Vec<SentFd>,
     /// The number of descriptors the client takes with a message.
@@ -719,7 +719,8 @@ impl Session<'_> {
         self.reply.resize(HEADER_SIZE, 0);
     }
 
-    /// Agrees on the protocol's version; returns false if the client left without a word.
+    /// Negotiates the protocol's version; returns false if the client disconnected without a
+    /// message.
     fn negotiate(&mut self) -> Result<bool, Error> {
         let Some(Message { header, .. }) = self.channel.receive()? else {
             return Ok(false);
@@ -783,7 +784,7 @@ impl Session<'_> {
     }
 }
 
-/// The capabilities of a client. The server sends only as much data as it is asked for.
+/// The capabilities of a client. The server sends only as much data as was requested.
 #[derive(Deserialize)]
 struct ClientVersion {
     #[serde(default)]
@@ -874,7 +875,7 @@ fn region_info(
     let areas = mappable.map(Mappable::areas).unwrap_or_default();
     let whole = mappable.map_or(SIZE, |_| SIZE + CAPABILITY + AREA * areas.len());
     // If the client's buffer is too small, the answer has neither capabilities nor a descriptor. A
-    // client that does not ask again with the size in the answer has nothing to map.
+    // client that does not repeat the request with the size in the answer cannot map anything.
     let mappable = mappable.filter(|_| argsz >= whole);
     let mut capabilities = 0;
     if mappable.is_some() {

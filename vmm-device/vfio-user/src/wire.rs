@@ -12,7 +12,7 @@ pub(crate) const MAX_DATA: usize = 1 << 20;
 pub(crate) const MAX_BODY: usize = MAX_DATA + 16;
 /// The most descriptors that come with a message. QEMU refuses a server that wants more.
 pub(crate) const MAX_FDS: usize = 16;
-/// The most descriptors that go with a message: a doorbell for each of 72 queues.
+/// The most descriptors of a message: a doorbell for each of 72 queues.
 pub(crate) const MAX_SENT_FDS: usize = 72;
 /// The protocol's version, major and minor.
 pub(crate) const VERSION: (u16, u16) = (0, 1);
@@ -66,7 +66,7 @@ pub(crate) mod region {
     /// Capabilities follow.
     pub(crate) const CAPS: u32 = 1 << 3;
 
-    /// First word of the capability that tells which parts can be mapped: its number, and its
+    /// First word of the capability that lists the parts that can be mapped: its number, and its
     /// version in the upper half.
     pub(crate) const SPARSE_MMAP: u32 = 1 | 1 << 16;
 }
@@ -171,7 +171,7 @@ impl Header {
     }
 }
 
-/// Takes a message's body apart. What is too short for its command is invalid.
+/// Parses a message's body. A body that is too short for its command is invalid.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Fields<'a> {

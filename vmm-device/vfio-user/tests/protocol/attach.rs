@@ -140,7 +140,7 @@ fn interrupts_follow_a_new_eventfd() {
     client.try_bind(6, &[&second]).unwrap();
     endpoint.trigger(6);
     assert_eq!(second.wait(), 1);
-    // The table is the server's.
+    // The server owns the table.
     client.write(2, 6 * 16, &[0xff; 16]);
     endpoint.trigger(6);
     assert_eq!(second.wait(), 1);

@@ -247,7 +247,7 @@ fn answers_that_nobody_reads() {
         message.extend(access(0, 0, 1 << 20));
         client.send_raw(&message, &[]);
     }
-    // The other node serves meanwhile.
+    // The other node still serves its client.
     let (mut other, other_thread) = host.attach(1);
     assert_eq!(other.read(CONFIG, 4, 2), [0, 0]);
     drop(other);

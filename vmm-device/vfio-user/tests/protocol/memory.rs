@@ -226,7 +226,7 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// However ranges are merged and cut, each page is what was mapped there last.
+    /// Ranges are merged and cut; each page is what was mapped there last.
     #[test]
     fn ranges_behave_as_a_table_of_pages(changes in changes()) {
         let host = Host::sealed();

@@ -265,7 +265,7 @@ fn have_qemu(test: &str) -> bool {
     have
 }
 
-/// Two devices of one QEMU; it is killed, and the next one finds them like new.
+/// Two devices of one QEMU. It is killed, and the next one finds them in their initial state.
 #[test]
 fn qemu_drives_the_devices() {
     if have_qemu("qemu_drives_the_devices") {
@@ -297,7 +297,7 @@ fn drive(host: &Host) {
         let slots = [0, 1].map(|index| Slot::new(&qemu, index, &arena));
         let [(one, _kept), (other, _its)] =
             exchange::put(slots, to, (TniId::ALL[3], CqId::ALL[4]), &sent);
-        // Killed without a word to the devices: the queues are not closed.
+        // Killed, so the queues are not closed.
         std::mem::forget((one, other));
         drop(process);
     }
@@ -312,8 +312,8 @@ fn drive(host: &Host) {
 /// A device that is plugged in while QEMU runs, and unplugged.
 ///
 /// QEMU 11.1 aborts when it unplugs any vfio-user device with MSI-X (it takes the memory region of
-/// the pending bits from one that is gone by then). To the device, this is a client that leaves,
-/// and the next QEMU finds it like new.
+/// the pending bits from one that is gone by then). To the device, the client disconnects, and the
+/// next QEMU finds it in its initial state.
 #[test]
 fn qemu_plugs_and_unplugs_a_device() {
     if !have_qemu("qemu_plugs_and_unplugs_a_device") {

@@ -14,13 +14,13 @@ fn error_of(path: &Path) -> String {
 fn only_a_dead_socket_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node");
-    // What a killed process leaves behind.
+    // The socket that a killed process leaves behind.
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     let socket = bind_socket(&path).unwrap();
     let text = format!("socket {} is in use by another tofu serve", path.display());
     assert_eq!(error_of(&path), text);
-    // The socket still belongs to the first one, which saw a client that left at once.
+    // The socket still belongs to the first one, which saw a client that disconnected immediately.
     let listener = socket.listener().unwrap();
     let (mut probe, _) = listener.accept().unwrap();
     assert_eq!(probe.read(&mut [0]).unwrap(), 0);
