@@ -17,7 +17,7 @@ pub const SECTOR: u64 = 512;
 /// Buffers of a request at most, and bytes in each at most (ours).
 const SEG_MAX: u32 = 64;
 const SIZE_MAX: u32 = 64 << 10;
-/// The most bytes that a request may move (ours): all that a driver can ask for within the limits
+/// The most bytes that a request may move (ours): as many as a driver can request within the limits
 /// in the configuration.
 pub const MAX_REQUEST: u64 = SEG_MAX as u64 * SIZE_MAX as u64;
 
@@ -50,7 +50,7 @@ const ID_LEN: usize = 20;
 /// The configuration of a block device.
 #[derive(Clone, Debug)]
 pub struct BlockConfig {
-    /// A raw image or a block device of the host's. Its length in whole sectors is the capacity.
+    /// A raw image or a block device of the host. Its length in whole sectors is the capacity.
     pub path: PathBuf,
     /// The guest cannot write; the image may be in use by other read-only devices.
     pub read_only: bool,
@@ -73,8 +73,8 @@ impl Block {
     /// Opens and locks the image.
     ///
     /// # Errors
-    /// [`Error::Image`] if it cannot be opened, is no file or block device, has not a single
-    /// sector, or is in use in a way that conflicts.
+    /// [`Error::Image`] if it cannot be opened, is no file or block device, is shorter than a
+    /// sector, or is in conflicting use.
     pub fn open(config: &BlockConfig) -> Result<Self, Error> {
         let fail = |reason: String| Error::Image { path: config.path.clone(), reason };
         let (file, length) = open(&config.path, config.read_only).map_err(fail)?;
@@ -180,7 +180,7 @@ impl Block {
 
 /// The reason why a request failed.
 enum Failure {
-    /// It asked for something that cannot be.
+    /// It is malformed.
     Guest,
     /// The host could not do it.
     Host(String),

@@ -1,7 +1,8 @@
-//! The console device (1.2, 5.3): ports, each connected to a stream of the host's.
+//! The console device (1.2, 5.3): ports, each connected to a stream of the host.
 //!
-//! Nothing is buffered here. A byte stays in the stream until the guest has a buffer for it, and in
-//! the guest's buffer until the stream takes it, so a slow end holds up the other.
+//! Nothing is buffered here. Input stays in the stream until the guest has a buffer for it, and
+//! output stays in the guest's buffer until the stream takes it, so either end can throttle the
+//! other.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -92,7 +93,7 @@ impl PortHandle {
         Ok(())
     }
 
-    /// Closes the stream. What the guest writes is lost from now on.
+    /// Closes the stream. Further output of the guest is lost.
     pub fn disconnect(&self) {
         self.change(None);
     }
@@ -127,10 +128,10 @@ struct Port {
     stream: Option<Arc<UnixStream>>,
     /// A buffer that waits for the host to have something.
     rx: Option<Chain>,
-    /// A buffer of which the host has not taken everything yet, and how much it has.
+    /// A buffer that the host has not taken completely, and the number of bytes taken.
     tx: Option<(Chain, u64)>,
     guest_open: bool,
-    /// Control messages that the driver is to get: so many kinds, each once.
+    /// Control messages to be sent to the driver: one of each kind.
     add: bool,
     describe: bool,
     name_it: bool,
@@ -178,7 +179,7 @@ impl Console {
                 (DEVICE_READY, _) => {
                     self.ready = on;
                     for port in &mut self.ports {
-                        // The driver will ask for the rest of each port.
+                        // The driver will request the rest for each port.
                         (port.add, port.open) = (on, false);
                     }
                 }
@@ -194,7 +195,7 @@ impl Console {
         Ok(Work::More)
     }
 
-    /// Tells the driver what there is to tell, as far as it has buffers.
+    /// Sends pending control messages to the driver, as far as it has buffers.
     fn give_control(&mut self, io: &mut Io<'_>) -> Result<(), Broken> {
         while self.ready
             && let Some((id, port)) =

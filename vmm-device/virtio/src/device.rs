@@ -70,7 +70,7 @@ pub trait Device: Send {
     /// descriptor is ready, or anything else happened. Called only between DRIVER_OK and reset.
     ///
     /// # Errors
-    /// The device is reset, and the driver told to do the same.
+    /// The device is reset, and requests a reset from the driver.
     fn work(&mut self, io: &mut Io<'_>) -> Result<Work, Broken>;
 
     /// The events, besides notifications, that end its sleep. Asked after each turn.
@@ -123,8 +123,8 @@ impl<'a> Io<'a> {
         Ok(())
     }
 
-    /// Logs a line about this device: the first one as a warning, others for debugging only,
-    /// because a guest may cause as many as it likes.
+    /// Logs a line about this device: the first one as a warning, the others at debug level,
+    /// because a guest can cause any number of them.
     pub fn complain(&self, what: &dyn std::fmt::Display) {
         self.core.complain(what);
     }

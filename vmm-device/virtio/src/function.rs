@@ -365,8 +365,8 @@ impl PciFunction for Virtio {
             .filter(|(at, _)| (window_data..window_data + 4).contains(at));
         let mut value = None;
         for (at, byte) in places {
-            // One access for all bytes, and none if it is not asked for: reading may change
-            // something.
+            // One access for all bytes, and none if none of them is read: reading may have side
+            // effects.
             let value = value.get_or_insert_with(|| {
                 let mut value = [0; 4];
                 if let Some((bar, offset, len)) = self.window() {

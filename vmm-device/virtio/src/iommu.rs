@@ -1,8 +1,8 @@
 //! The IOMMU (1.2, 5.13): a guest maps addresses of a device to memory.
 //!
-//! [`Iommu`] is the device that a driver talks to. An [`Endpoint`] is what it translates for; a
-//! device that is behind it accesses memory through [`Endpoint::begin`] only, and firmware tells
-//! the guest which function has which endpoint's number (ACPI's VIOT).
+//! [`Iommu`] is the device that a driver uses. It translates for [`Endpoint`]s. A device behind it
+//! accesses memory only through [`Endpoint::begin`]. Firmware lists the endpoint number of each
+//! function for the guest (ACPI's VIOT).
 //!
 //! Mappings change while devices work. So an access lasts from before an address is looked up until
 //! the memory was used. A request that removes a mapping is answered when every access that may
@@ -107,7 +107,7 @@ impl Iommu {
         Self { space: Arc::new(Space::new()) }
     }
 
-    /// The endpoint of this number, which drivers can attach to domains from now on.
+    /// Creates the endpoint of this number, which drivers can then attach to domains.
     pub fn endpoint(&self, number: u32) -> Endpoint {
         self.space.add(number);
         Endpoint { space: Arc::clone(&self.space), number }
@@ -118,8 +118,8 @@ impl Iommu {
         self.space.mapped()
     }
 
-    /// Serves a request, of which the device reads `request`; fills in the properties that a probe
-    /// asks for.
+    /// Serves a request, whose device-readable part is `request`; fills in the properties that a
+    /// probe requests.
     fn serve(
         &self,
         io: &Io<'_>,
@@ -189,7 +189,7 @@ impl Iommu {
         let mut request = [0; LARGEST + 1];
         let len = chain.readable().min(request.len() as u64) as usize;
         chain.read(io.memory(), 0, &mut request[..len])?;
-        // The status is what comes last (1.2, 5.13.6).
+        // The status comes last (1.2, 5.13.6).
         let mut properties = [0; PROPERTIES];
         let result = match writable - TAIL_SIZE {
             0 => self.serve(io, &request[..len], None),

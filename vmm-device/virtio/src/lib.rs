@@ -1,9 +1,9 @@
 //! virtio 1.2 devices over PCI: [`Block`], [`Rng`], [`Console`] and [`iommu::Iommu`].
 //!
 //! A [`Virtio`] is a function as a bus sees it: it offers one [`Device`] through the modern
-//! virtio-pci transport, with split rings. It knows no VMM. Guest memory, the destination of its
-//! MSI-X messages ([`Virtio::endpoint`]) and a way to receive notifications without an exit
-//! ([`Doorbells`]) are passed to it.
+//! virtio-pci transport, with split rings. It is independent of the VMM: guest memory, the
+//! destination of its MSI-X messages ([`Virtio::endpoint`]) and a way to receive notifications
+//! without an exit ([`Doorbells`]) are passed to it.
 //!
 //! The vCPU that accesses a register serves it. A thread of the device serves requests; it sleeps
 //! until the guest notifies it or the host's side of a console port has data.
@@ -13,8 +13,7 @@
 //!
 //! A guest is untrusted. An invalid ring (a loop, an index or an address that does not exist) makes
 //! the device ask for a reset, as 2.1.2 says, and do nothing until it gets one. An invalid request
-//! fails. Neither costs more than a bounded time and amount of memory, and a reset works in every
-//! state.
+//! fails. Both take bounded time and memory, and a reset works in every state.
 #![forbid(unsafe_code)]
 
 mod blk;

@@ -1,4 +1,4 @@
-//! Memory as a device reaches it: all of the guest's, or what an IOMMU allows.
+//! Memory for a device: all of the guest's, or the part that an IOMMU allows.
 
 use smallvec::SmallVec;
 use vm_memory::bitmap::BS;
@@ -27,9 +27,9 @@ impl DeviceMemory {
         Self { physical, endpoint }
     }
 
-    /// Calls `f` with each slice of the range, in order; with none at all if any part of it is not
-    /// memory, or not mapped for this access. Returns whether `f` was called. While `f` runs, the
-    /// guest is not told that a mapping of these slices is gone.
+    /// Calls `f` with each slice of the range, in order. Returns false, without a call, if any part
+    /// of the range is not memory, or not mapped for this access. While `f` runs, requests of the
+    /// guest to remove a mapping of these slices do not complete.
     pub fn access(
         &self,
         address: u64,
@@ -53,8 +53,8 @@ impl DeviceMemory {
         self.endpoint.is_some()
     }
 
-    /// Begins a use of slices: while the result lives, the guest is not told that it may reuse
-    /// their memory.
+    /// Begins a use of slices: while the result lives, requests of the guest to unmap their memory
+    /// do not complete.
     pub(crate) fn begin(&self) -> Option<Access<'_>> {
         self.endpoint.as_ref().map(Endpoint::begin)
     }

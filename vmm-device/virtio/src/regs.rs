@@ -27,7 +27,7 @@ pub mod status {
     pub const DRIVER_OK: u8 = 4;
     /// The features are agreed upon.
     pub const FEATURES_OK: u8 = 8;
-    /// The device cannot go on without a reset.
+    /// The device cannot continue without a reset.
     pub const NEEDS_RESET: u8 = 64;
     /// The driver has given up.
     pub const FAILED: u8 = 128;
@@ -39,7 +39,8 @@ pub mod feature {
     pub const INDIRECT_DESC: u64 = 1 << 28;
     /// Notifications are suppressed by ring index.
     pub const EVENT_IDX: u64 = 1 << 29;
-    /// The driver knows virtio 1.0 or later; there is no other way to talk here.
+    /// The driver supports virtio 1.0 or later; the legacy interface does not
+    /// exist here.
     pub const VERSION_1: u64 = 1 << 32;
     /// The device is behind an IOMMU, if there is one, as any other is.
     pub const ACCESS_PLATFORM: u64 = 1 << 33;
@@ -112,8 +113,8 @@ pub const COMMON_AT: u64 = 0x0000;
 pub(crate) const ISR_AT: u64 = 0x1000;
 /// The device configuration in [`REGISTER_BAR`].
 pub(crate) const DEVICE_AT: u64 = 0x2000;
-/// The notification register in [`REGISTER_BAR`]: one for all queues, as the
-/// device looks at all of them whenever it is woken.
+/// The notification register in [`REGISTER_BAR`]: one for all queues, because
+/// the device checks all of them whenever it is woken.
 pub const NOTIFY_AT: u64 = 0x3000;
 /// Size of the notification register in bytes.
 pub(crate) const NOTIFY_SIZE: u64 = 4;

@@ -131,7 +131,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Follows a chain of at most `limit` buffers, which is what a driver may make (1.2,
+    /// Follows a chain of at most `limit` buffers, the longest that a driver may make (1.2,
     /// 2.7.5.3.1).
     fn collect(
         mut chain: DescriptorChain<&DeviceMemory>,
@@ -150,8 +150,8 @@ impl Chain {
             }
             segments.push(Segment { start: descriptor.addr(), len: descriptor.len() });
         }
-        // virtio-queue ends a chain early where it loops, leaves its table, or has a table in a
-        // table. A last descriptor that names a next one tells.
+        // virtio-queue ends a chain early if it loops, leaves its table, or has a table in a table.
+        // That is detected by a last descriptor that names a next one.
         if !ended {
             return Err(Broken("a chain that does not end"));
         }

@@ -8,7 +8,7 @@ use crate::ring::Broken;
 
 const QUEUE: usize = 0;
 const QUEUE_SIZE: u16 = 64;
-/// Bytes that a request gets at most (ours); a driver sees how many it got.
+/// The most bytes that a request gets (ours). The driver learns the number from the used ring.
 const REQUEST: usize = 4096;
 /// Requests in a turn.
 const TURN: usize = 16;

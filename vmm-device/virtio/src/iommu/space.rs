@@ -19,13 +19,13 @@ pub const PAGE: u64 = 4096;
 pub const INPUT_LAST: u64 = (1 << 48) - 1;
 /// The last number of a domain (ours).
 pub const DOMAIN_LAST: u32 = 0xffff;
-/// The window of interrupt messages: of an x86 guest's, whose local APICs are there. Nothing can be
-/// mapped in it.
+/// The window of interrupt messages, where an x86 guest's local APICs are. Nothing can be mapped in
+/// it.
 pub const MSI_WINDOW: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 
 /// Mappings that are taken away without letting endpoints look up addresses in between.
 const MAPPINGS_PER_LOCK: usize = 256;
-/// Faults that wait for a buffer of the driver's; later ones are lost.
+/// The most faults that wait for a buffer of the driver; later ones are lost.
 const FAULTS_WAITING: usize = 64;
 /// Faults reported to a driver in a period; more are lost.
 const FAULTS_PER_PERIOD: u32 = 100;
@@ -252,7 +252,7 @@ impl Space {
             return Err(Failure::Range);
         }
         drop(state);
-        // Mappings do not change meanwhile: requests are served one after the other.
+        // Mappings do not change in between, because requests are served one after the other.
         while self.take(domain, (first, last)) {}
         self.uses.drain();
         Ok(())
@@ -286,7 +286,7 @@ impl Space {
         drop(abandoned);
     }
 
-    /// Notes an access that was refused, for the driver to learn.
+    /// Records a refused access, to report it to the driver.
     fn report(&self, fault: Fault) {
         let mut faults = lock(&self.faults);
         if faults.since.elapsed() >= PERIOD {
@@ -375,7 +375,7 @@ impl State {
     }
 }
 
-/// A device's view of memory: its addresses are what the guest has mapped for it.
+/// A device's view of memory: its addresses are those that the guest has mapped for it.
 ///
 /// Clones are the same endpoint.
 #[derive(Clone)]
@@ -390,8 +390,9 @@ impl Endpoint {
         self.number
     }
 
-    /// Begins an access. As long as this lives, the driver is not told that a mapping which was
-    /// found through it is gone. So it must not live long, nor wait for the guest.
+    /// Begins an access. While the result lives, a request of the driver to remove a mapping that
+    /// was found through it does not complete. So it must be dropped soon, and its holder must not
+    /// wait for the guest.
     pub fn begin(&self) -> Access<'_> {
         Access { endpoint: self, generation: self.space.uses.enter() }
     }

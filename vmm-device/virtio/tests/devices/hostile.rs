@@ -13,7 +13,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// The device asks for a reset when it should, and works after it.
+/// The device requests a reset when it should, and works after it.
 fn refuses(what: &str, trick: impl FnOnce(&Guest, &mut Queue)) {
     let guest = Guest::new(Rng::new());
     let mut queues = guest.start(0, 1, 8);
@@ -230,7 +230,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Does all that to a device, and then uses it correctly.
+/// Does all of this to a device, and then uses it correctly.
 fn survive(guest: &Guest, queues: u16, steps: Vec<Step>, works: impl Fn(&Guest)) {
     let mut rings = guest.start(feature::EVENT_IDX, queues, 8);
     for step in steps {

@@ -432,7 +432,8 @@ fn disk_behind_iommu_works_through_mappings() {
     driver.offer(0);
     let (reason, flags, endpoint, address) = driver.event(0);
     assert_eq!((reason, flags & 3, endpoint, address), (2, WRITE, 8, page(1).0));
-    // Its ring is unmapped, too: it asks for a reset instead of using memory that is not its own.
+    // Its ring is unmapped, too: it requests a reset and does not access memory that is not mapped
+    // for it.
     assert_eq!(driver.unmap(1, (AT, AT + 0xffff)), OK);
     queue.add(&[to_device(at, 16)]);
     queue.kick();

@@ -60,7 +60,7 @@ fn queue_registers_keep_what_can_be() {
     }
     guest.common(common::QUEUE_SIZE, &16u16.to_le_bytes());
     assert_eq!(read16(common::QUEUE_SIZE), 16);
-    // Both halves at once, as some firmware does.
+    // Both halves in one access, as some firmware does.
     guest.common(common::QUEUE_DESC, &0x1234_5678_9abc_def0u64.to_le_bytes());
     assert_eq!(guest.read(cap::COMMON, common::QUEUE_DESC + 4), 0x1234_5678u32.to_le_bytes());
     for (vector, kept) in [(0u16, 0), (1, 1), (2, regs::NO_VECTOR), (0xffff, regs::NO_VECTOR)] {

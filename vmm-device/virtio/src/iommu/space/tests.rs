@@ -195,7 +195,7 @@ fn address_space_ends_are_handled() {
     assert_eq!(space.map(7, (PAGE, 0), 0, Permissions::Read), Err(Failure::Invalid));
     assert_eq!(space.map(7, (0, PAGE), 0, Permissions::Read), Err(Failure::Range));
     assert_eq!(space.map(7, (0, PAGE - 1), 1, Permissions::Read), Err(Failure::Range));
-    // The end of guest-physical addresses is a place like any other.
+    // The end of guest-physical addresses is no special case.
     let len = whole.1 - whole.0;
     space.map(7, whole, u64::MAX - len, Permissions::Read).unwrap();
     let endpoint = endpoint(&space, 0);
