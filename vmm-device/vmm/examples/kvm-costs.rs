@@ -42,7 +42,7 @@ fn costs(image: &[u8], watched: bool) -> Result<(), Box<dyn std::error::Error>> 
     vm.boot(image, "")?;
     report("host: load the image", begin.elapsed(), 1);
 
-    // Answers each doorbell with MSI-X vector 1, once the guest asks for that.
+    // Answers each doorbell with MSI-X vector 1, once the guest has requested that.
     let done = Arc::new(AtomicBool::new(false));
     let echo = {
         let (function, done) = (function.clone(), done.clone());

@@ -42,7 +42,7 @@ pub fn shared_region(_: usize) -> Result<Arc<MmapRegion<()>>, Error> {
 /// Leaves the thread alone, as there are no guests that compete with it.
 pub fn run_soon() {}
 
-/// Leaves the heap alone, as there is no KVM to hear of it.
+/// Leaves the heap alone, because KVM is not used.
 pub fn share_heap() {}
 
 /// KVM, which is not used here.

@@ -60,7 +60,7 @@ pub struct LinuxBoot<'a> {
     pub viot: Option<Viot<'a>>,
 }
 
-/// The protocol by which a kernel is entered.
+/// The boot protocol of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KernelEntry {
     /// By what the image is: a bzImage in 64-bit mode; an ELF file by its PVH note

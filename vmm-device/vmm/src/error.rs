@@ -41,7 +41,7 @@ pub enum Error {
         /// The kernel's error.
         source: errno::Error,
     },
-    /// KVM speaks another API than version 12, the only one in use since 2007.
+    /// KVM has another API than version 12, the only one in use since 2007.
     #[error("KVM API version {0} found, 12 needed: update the host kernel")]
     ApiVersion(i32),
     /// KVM lacks a capability.
@@ -60,7 +60,7 @@ pub enum Error {
         "{size} bytes of guest memory: need a multiple of 4096, at least {min} and at most {max}"
     )]
     MemorySize {
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         size: u64,
         /// Smallest size in bytes.
         min: u64,
@@ -70,7 +70,7 @@ pub enum Error {
     /// The host did not give the guest memory.
     #[error("cannot reserve {size} bytes of guest memory: {reason}")]
     Memory {
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         size: u64,
         /// The host's error.
         reason: String,
@@ -90,7 +90,7 @@ pub enum Error {
     /// The number of vCPUs is not possible.
     #[error("{count} vCPUs: need 1 to {max}", max = crate::layout::VCPUS_MAX)]
     Vcpus {
-        /// The number asked for.
+        /// The requested number.
         count: u8,
     },
     /// All slots of the bus are taken, or the function is.
@@ -174,7 +174,7 @@ pub enum KernelError {
         /// Major version in the high byte, minor version in the low one.
         version: u16,
     },
-    /// The PVH entry was asked for and the image has none.
+    /// The PVH entry was requested and the image has none.
     #[error("no PVH entry in this image: needed is an ELF file of a kernel with CONFIG_PVH")]
     NoPvhEntry,
     /// The kernel does not fit into guest memory at the place it wants.

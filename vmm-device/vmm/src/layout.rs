@@ -50,12 +50,12 @@ pub const COMMAND_LINE_MAX: usize = 2047;
 /// Conventional memory ends here: BIOS data and the VGA window follow, which
 /// the memory map leaves out.
 pub const LOW_MEMORY_END: u64 = 0x9_fc00;
-/// ACPI tables (Linux guests that asked for them), beginning with the RSDP; in
-/// the area where a PC's firmware keeps it, which the memory map reserves.
+/// ACPI tables (for Linux guests that request them), beginning with the RSDP. They are in the area
+/// where a PC's firmware keeps it, which the memory map reserves.
 pub const ACPI_START: u64 = 0xe_0000;
 /// End of the room for ACPI tables.
 pub const ACPI_END: u64 = 0x10_0000;
-/// Images are loaded from here on; programs must not ask for less.
+/// Images are loaded from here on; the addresses of a program must not be lower.
 pub const IMAGE_START: u64 = 0x10_0000;
 
 /// I/O APIC, in KVM.
@@ -89,15 +89,14 @@ pub const PORT_PM1_EVENT: u16 = 0x600;
 pub const PORT_PM1_CONTROL: u16 = 0x604;
 /// ACPI power management timer: 24 bits, 3.579545 MHz.
 pub const PORT_PM_TIMER: u16 = 0x608;
-/// Interrupt line for ACPI events, of which there are none.
+/// Interrupt line for ACPI events. This machine has none.
 pub const SCI_IRQ: u32 = 9;
 /// A 32-bit write here ends the VM with the written value as its exit code
 /// (ours; QEMU's isa-debug-exit sits on the same port).
 pub const PORT_EXIT: u16 = 0xf4;
-/// A 32-bit write here prints (ours): the value is the guest-physical address of
-/// a 32-bit length in bytes, at most [`PRINT_MAX`], and that much text, which
-/// goes the way of the serial port's output. One exit a line, where the serial
-/// port takes one a byte.
+/// A 32-bit write here prints (ours): the value is the guest-physical address of a 32-bit length in
+/// bytes, at most [`PRINT_MAX`], and that much text, which is handled as the serial port's output.
+/// This takes one exit per line; the serial port takes one per byte.
 pub const PORT_PRINT: u16 = 0xf8;
 /// Most bytes that one write to [`PORT_PRINT`] prints; the rest is cut off.
 pub const PRINT_MAX: u32 = 1024;

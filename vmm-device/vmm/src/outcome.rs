@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// The registers that tell where a vCPU is and why.
+/// The registers that show where a vCPU is and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Registers {
     /// Instruction pointer.
@@ -47,7 +47,7 @@ impl fmt::Display for Registers {
     }
 }
 
-/// A VM that could not go on.
+/// A VM that could not continue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fault {
     /// KVM's report, in words.

@@ -50,7 +50,7 @@ pub struct HostSupport {
     pub openable: bool,
     /// The virtualisation of guests.
     pub virtualisation: Virtualisation,
-    /// KVM's API version; 12 is what everybody has.
+    /// KVM's API version; 12 in practice.
     pub api_version: Option<i32>,
     /// Most vCPUs a VM may have.
     pub max_vcpus: usize,
@@ -64,7 +64,7 @@ pub struct HostSupport {
     pub readonly_memory: bool,
     /// Per-VM interrupt controllers in the kernel.
     pub irqchip: bool,
-    /// `KVM_RUN` can be asked to return at once.
+    /// `KVM_RUN` supports `immediate_exit`.
     pub immediate_exit: bool,
     /// The reason why KVM cannot be used and how to fix it, one line; `None` if it can.
     pub problem: Option<String>,

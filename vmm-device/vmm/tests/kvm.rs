@@ -191,7 +191,7 @@ fn vm_replaces_a_former_one() {
     let start = |vm: &Vm| vm.memory().iter().next().unwrap().as_ptr();
     assert!(start(&vm) == start(&former.vm) && !used(&vm));
     drop(former);
-    // As often as one likes, also after one that has exited.
+    // Any number of times, also after a guest that has exited.
     for _ in 0..3 {
         let next = Guest { vm, lines: Arc::default() };
         next.start("test=hello who=node7");
@@ -220,7 +220,7 @@ fn ended_guest_has_its_reason_and_gives_memory_back() {
     assert_eq!(guest.vm.resident().unwrap(), 0);
 }
 
-/// A spinning vCPU and a sleeping one both answer and stop at once.
+/// A spinning vCPU and a sleeping one both answer, and stop immediately.
 #[test]
 fn hanging_guests_show_registers_and_stop() {
     let kvm = kvm!();
@@ -289,8 +289,8 @@ fn pc_ports_work() {
     assert_eq!(lines, expected);
 }
 
-/// Registers, MSI-X through irqfds, a doorbell through an ioeventfd, a shared
-/// page with write protection, and all of that after the guest moved the BAR.
+/// Registers, MSI-X through irqfds, a doorbell through an ioeventfd, a shared page with write
+/// protection, and the same after the guest moved the BAR.
 #[test]
 fn device_works_in_all_ways() {
     let kvm = kvm!();
@@ -330,7 +330,7 @@ fn watched_page_notices_a_write() {
     assert_eq!(function.woken.load(Ordering::SeqCst), 1);
 }
 
-/// A guest may put its BAR anywhere; that harms only itself, and not for good.
+/// A guest may put its BAR anywhere; that harms only itself, and not permanently.
 #[test]
 fn misplaced_bars_come_back() {
     let kvm = kvm!();

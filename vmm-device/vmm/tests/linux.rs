@@ -1,6 +1,5 @@
-//! Linux in a VM. On hosts with PVM a kernel made for it boots as far as its
-//! init program, which is what these tests rely on; on hosts with hardware
-//! virtualisation the same tests run, and those of its user space.
+//! Linux in a VM. On hosts with PVM, a kernel built for it boots up to its init program, and these
+//! tests need no more. On hosts with hardware virtualisation, tests of user space run as well.
 //!
 //! The kernel comes from `ci/kernel/build-pvm-kernel`, run once. Without it, or
 //! without KVM, each test says so on standard error and passes.

@@ -1,5 +1,5 @@
-//! ACPI tables for Linux: what the machine of [`layout`] looks like, in the
-//! words of the ACPI specification 6.5 and the PCI Firmware specification 3.3.
+//! ACPI tables for Linux, which describe the machine of [`layout`]. Sources are the ACPI
+//! specification 6.5 and the PCI Firmware specification 3.3.
 
 use std::ops::Range;
 
@@ -32,9 +32,9 @@ pub(crate) const RESET_VALUE: u8 = 6;
 /// CMOS register of the century.
 pub(crate) const CMOS_CENTURY: u8 = 0x32;
 
-/// Makes the tables of a machine with `vcpus` CPUs whose window for 64-bit BARs
-/// is `mmio64`, and that has an IOMMU if `viot` says so, as one block to be placed at
-/// [`layout::ACPI_START`]. It begins with the RSDP.
+/// Makes the tables of a machine with `vcpus` CPUs, whose window for 64-bit BARs is `mmio64`, and
+/// with an IOMMU if there is a `viot`. They are one block to be placed at [`layout::ACPI_START`],
+/// which begins with the RSDP.
 pub(crate) fn tables(vcpus: u8, mmio64: Range<u64>, viot: Option<Viot<'_>>) -> Vec<u8> {
     // The RSDP comes first but points to what follows.
     let mut block = Block { bytes: vec![0; Rsdp::len()] };
@@ -162,7 +162,7 @@ fn mcfg() -> MCFG {
 /// Which functions the IOMMU translates for. Their endpoint numbers are their bus, device and
 /// function numbers, as in an address of configuration space.
 fn io_translation(table: Viot<'_>) -> VIOT {
-    // Slots are below 32, which is all that is asked of a device's number.
+    // Slots are below 32, the only requirement for a device number.
     let function = |slot: Slot| PciDevice::new(0, 0, slot.device(), 0);
     let mut viot = VIOT::new(OEM, OEM_TABLE, OEM_REVISION);
     let iommu = viot.add_virtio_pci_iommu(VirtIoPciIommu::new(function(table.iommu)));

@@ -123,8 +123,8 @@ fn zero_page(memory: &GuestMemory, command_line: &str) -> boot_params {
     params
 }
 
-/// Start, size and type (of the E820 BIOS call) of all that is memory or must
-/// not be taken for free.
+/// Start, size and type (of the E820 BIOS call) of memory, and of ranges that
+/// must not be used as free memory.
 pub(crate) fn memory_map(memory: &GuestMemory) -> Vec<(u64, u64, u32)> {
     let mut map = vec![(0, layout::LOW_MEMORY_END, E820_RAM)];
     for region in memory.iter() {

@@ -60,9 +60,8 @@ impl Bus {
         lock(&self.serial).input(data)
     }
 
-    /// Serves an OUT. `data` holds several units for string instructions; only
-    /// the serial port makes sense of those. Returns an outcome if the VM ends
-    /// by it.
+    /// Serves an OUT. `data` holds several units for string instructions, which only the serial
+    /// port supports. Returns an outcome if this ends the VM.
     pub(crate) fn port_write(&self, port: u16, data: &[u8]) -> Option<Outcome> {
         // First, as the reset register lies among the PCI ports.
         if let Some(Ok(outcome)) = self.platform.get().map(|it| it.write(port, data)) {

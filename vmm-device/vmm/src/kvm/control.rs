@@ -43,7 +43,7 @@ struct State {
 pub(crate) struct Control {
     state: Mutex<State>,
     changed: Condvar,
-    /// Per vCPU: look at `state` before running on.
+    /// For each vCPU: check `state` before running the guest.
     attention: Vec<AtomicBool>,
     kickers: Vec<Kicker>,
 }
@@ -109,13 +109,13 @@ impl Control {
         self.call_all();
     }
 
-    /// Keeps what the registers of `vcpu` are when it ends the VM.
+    /// Keeps the registers with which `vcpu` ends the VM.
     pub(crate) fn keep(&self, vcpu: usize, registers: Registers) {
         lock(&self.state).vcpus[vcpu].last = Some(registers);
     }
 
-    /// Does what was asked of `vcpu` since the last time; waits here while the VM
-    /// is paused. Cheap if nothing was asked.
+    /// Handles the requests to `vcpu` since the last call; waits here while the VM is paused. Cheap
+    /// if there are none.
     pub(crate) fn service(&self, vcpu: usize, registers: impl Fn() -> Registers) -> Next {
         if !self.attention[vcpu].swap(false, Ordering::SeqCst) {
             return Next::Run;
@@ -181,7 +181,7 @@ impl Control {
         true
     }
 
-    /// Lets paused vCPUs go on.
+    /// Lets paused vCPUs continue.
     pub(crate) fn resume(&self) {
         {
             let mut state = lock(&self.state);
@@ -192,8 +192,8 @@ impl Control {
         self.call_all();
     }
 
-    /// The registers of `vcpu` as of now, or as they were when it ended the VM. `None` if it did
-    /// not answer within `timeout`, never ran, or was told to leave.
+    /// Returns the current registers of `vcpu`, or those with which it ended the VM. `None` if it
+    /// did not answer within `timeout`, never ran, or was stopped.
     pub(crate) fn registers(&self, vcpu: usize, timeout: Duration) -> Option<Registers> {
         {
             let mut state = lock(&self.state);

@@ -1,4 +1,4 @@
-//! CPUID: what guests learn about their CPU.
+//! CPUID: the features of a guest's CPU.
 
 use kvm_bindings::{
     CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,
@@ -33,14 +33,14 @@ const AMD_TOPOLOGY: u32 = 0x8000_001e;
 
 /// The template for all VMs of this host.
 ///
-/// On PVM, guest kernel code is run by KVM's instruction emulator. It knows
-/// neither XSAVE, the AVX family and BMI nor POPCNT and CMPXCHG16B, and a VMCALL
-/// hangs, so none of them is announced there, nor is the hypervisor itself.
+/// On PVM, KVM's instruction emulator runs guest kernel code. It does not implement XSAVE, the AVX
+/// family, BMI, POPCNT and CMPXCHG16B, and a VMCALL hangs. So these features and the hypervisor
+/// itself are not announced there.
 pub(crate) fn template(kvm: &Kvm, kind: Virtualisation) -> Result<CpuId, Error> {
     let mut cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(Error::kvm("reading the supported CPUID leaves"))?;
-    // Not in KVM's list, as it depends on the interrupt controller being KVM's.
+    // Not in KVM's list, because it depends on the in-kernel interrupt controller.
     if kvm.check_extension(Cap::TscDeadlineTimer) {
         for entry in cpuid.as_mut_slice().iter_mut().filter(|entry| entry.function == FEATURES) {
             entry.ecx |= ECX_TSC_DEADLINE;
@@ -82,7 +82,7 @@ pub(crate) fn for_vcpu(template: &CpuId, id: u8, count: u8) -> Result<CpuId, Err
     let (id, count) = (u32::from(id), u32::from(count.max(1)));
     let id_bits = count.next_power_of_two().trailing_zeros();
     let last_id = (1 << id_bits) - 1;
-    // How many share a cache, less one: all of them the last level, none the others.
+    // The number of CPUs that share a cache, minus one: all share the last level, none the others.
     let sharing = |cache: u32| if cache >> 5 & 7 >= 3 { last_id } else { 0 };
     cpuid.retain(|entry| !matches!(entry.function, TOPOLOGY | TOPOLOGY_V2));
     for entry in cpuid.as_mut_slice() {

@@ -46,10 +46,10 @@ impl Hypervisor {
         self.physical_address_bits
     }
 
-    /// The parameters that a Linux guest's command line needs on this host, before its own: KVM on
-    /// PVM cannot emulate XSAVE, SMAP's CLAC and STAC (308) and POPCNT (151), has no
-    /// timers precise enough for the kernel's checks and calibrations, and has no
-    /// use for mitigations.
+    /// Returns the parameters that must precede a Linux guest's own command line on this host. KVM
+    /// on PVM cannot emulate XSAVE, SMAP's CLAC and STAC (308) and POPCNT (151), its timers are not
+    /// precise enough for the kernel's checks and calibrations, and mitigations are of no use
+    /// there.
     pub(crate) fn linux_command_line(&self) -> &'static str {
         match self.virtualisation {
             Virtualisation::Pvm => {

@@ -13,9 +13,8 @@ use crate::Error;
 
 /// Wakes one vCPU thread, from any thread and at any time.
 ///
-/// Two parts make it free of races: `immediate_exit` in the shared `kvm_run`
-/// page makes the next `KVM_RUN` return at once, and a signal ends the one in
-/// progress.
+/// Two parts avoid a race: `immediate_exit` in the shared `kvm_run` page makes the next `KVM_RUN`
+/// return immediately, and a signal ends the one in progress.
 #[derive(Default)]
 pub(crate) struct Kicker {
     target: Mutex<Option<Target>>,
@@ -52,8 +51,8 @@ impl Kicker {
         Ok(Attached { kicker: self, vcpu })
     }
 
-    /// Makes the target leave `KVM_RUN` now, or at once when it next enters it.
-    /// Does nothing if there is no target.
+    /// Makes the target leave `KVM_RUN` now, or immediately after it next enters it. Does nothing
+    /// if there is no target.
     pub(crate) fn kick(&self) {
         if let Some(target) = &*lock(&self.target) {
             // SAFETY: the pointer is valid and only used atomically while the

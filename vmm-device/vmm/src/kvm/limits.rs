@@ -20,16 +20,16 @@ pub(crate) fn raise_open_files() -> io::Result<()> {
     Ok(())
 }
 
-/// Has all threads that are created from now on share the first thread's heap. For processes that
-/// are going to have hundreds of VMs, before they have other threads.
+/// Makes all threads that are created later share the first thread's heap. For processes that will
+/// have hundreds of VMs; must be called before they have other threads.
 ///
 /// The C library otherwise gives threads heaps that grow a page at a time, by mprotect(2), which
-/// KVM reports to every VM of the process. So the time that each VM takes would grow with their
-/// number. The first heap grows by brk(2), in larger steps and without such reports.
+/// KVM reports to every VM of the process. The time for each VM would then grow with the number of
+/// VMs. The first heap grows by brk(2), in larger steps and without such reports.
 pub fn share_heap() {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: it sets a number of the allocator's, which copes with any value at any time.
+        // SAFETY: this sets a parameter of the allocator, which accepts any value at any time.
         unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     }
 }

@@ -45,7 +45,7 @@ mod header {
 struct Loaded {
     /// Where it begins in 64-bit mode or by PVH.
     entry: EntryPoint,
-    /// Guest memory from [`layout::IMAGE_START`] to here is the kernel's.
+    /// The end of the kernel's part of guest memory, which begins at [`layout::IMAGE_START`].
     end: u64,
     /// The header of a bzImage.
     header: Option<setup_header>,
@@ -59,7 +59,7 @@ enum EntryPoint {
     Pvh(u64),
 }
 
-/// Loads everything, writes all that the boot protocol wants.
+/// Loads the kernel and its files, and writes the structures of the boot protocol.
 pub(crate) fn load(
     memory: &GuestMemory,
     boot: &LinuxBoot<'_>,
@@ -139,8 +139,7 @@ fn load_bzimage(memory: &GuestMemory, image: &[u8]) -> Result<Loaded, Error> {
     // 0 means 4, says the protocol.
     let sectors = if image[0x1f1] == 0 { 4 } else { usize::from(image[0x1f1]) };
     let setup = (sectors + 1) * header::SECTOR;
-    // The protected-mode part in units of 16 bytes, of which the last need not be
-    // full.
+    // The protected-mode part in units of 16 bytes; the last one may be partial.
     let units = u32_at(image, 0x1f4).unwrap_or(0) as usize;
     if units == 0 || image.len() <= setup || image.len() - setup <= (units - 1) * 16 {
         return Err(truncated("protected-mode part").into());
@@ -197,8 +196,8 @@ fn load_elf(memory: &GuestMemory, image: &[u8], entry: KernelEntry) -> Result<Lo
     })
 }
 
-/// Checks all that the loader relies on; returns the guest-physical addresses of
-/// the segments.
+/// Checks everything that the loader relies on. Returns the guest-physical addresses of the
+/// segments.
 fn check_elf(memory: &GuestMemory, image: &[u8]) -> Result<Vec<Range<u64>>, KernelError> {
     const HEADER: usize = 64;
     const PROGRAM_HEADER: usize = 56;

@@ -66,7 +66,7 @@ pub(crate) fn protect(alias: &MmapRegion<()>, read_only: bool) -> Result<(), Err
     Ok(())
 }
 
-/// The bytes of guest memory that the host has pages for. What lies in swap is not counted.
+/// The bytes of guest memory that are resident on the host. Swapped pages are not counted.
 pub(crate) fn resident(memory: &GuestMemory) -> Result<u64, Error> {
     const PAGE: usize = 4096;
     const STEP: usize = 1 << 30;

@@ -26,8 +26,7 @@ impl Platform {
         Self { cmos: Mutex::new(Cmos::new()), power: acpi.then(|| Mutex::new(Power::new())) }
     }
 
-    /// Serves an OUT: the outcome if the VM ends by it. `Err` if the port is not
-    /// here.
+    /// Serves an OUT. Returns the outcome if this ends the VM, and `Err` if the port is not here.
     pub(crate) fn write(&self, port: u16, data: &[u8]) -> Result<Option<Outcome>, NotHere> {
         const RESET_CPU: u8 = 1 << 2;
         match (port, data) {
@@ -148,7 +147,7 @@ fn put(registers: &mut [u8], offset: u16, data: &[u8]) {
 
 const CMOS_INDEX: u16 = layout::PORT_CMOS;
 const CMOS_DATA: u16 = layout::PORT_CMOS + 1;
-/// Bit 7 of the index masks NMIs, of which there are none.
+/// Bit 7 of the index masks NMIs; this machine has none.
 const CMOS_INDEX_MASK: u8 = 0x7f;
 const CMOS_SIZE: usize = 128;
 

@@ -44,7 +44,7 @@ pub(crate) fn open() -> Result<Kvm, Error> {
     })
 }
 
-/// Checks that KVM has all that this crate uses.
+/// Checks that KVM has every feature that this crate uses.
 pub(crate) fn require(kvm: &Kvm) -> Result<(), Error> {
     let version = kvm.get_api_version();
     if version != 12 {

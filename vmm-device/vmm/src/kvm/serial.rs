@@ -16,7 +16,7 @@ const LINE_MAX: usize = 1024;
 /// Receives the lines that a guest prints, without their line ends.
 pub(crate) type LineSink = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Receives all that a guest prints, as it comes.
+/// Receives the output of a guest as it is printed.
 pub(crate) type ByteSink = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
 /// Input kept for a guest that does not read it, in bytes.
@@ -35,8 +35,7 @@ impl SerialPort {
         Self { serial: Serial::new(IrqLine(vm), lines), input: VecDeque::new() }
     }
 
-    /// Hands all output to `sink` too from now on, byte by byte as the guest
-    /// writes it.
+    /// Also passes all further output to `sink`, byte by byte as the guest writes it.
     pub(crate) fn set_raw(&mut self, sink: ByteSink) {
         self.serial.writer_mut().raw = Some(sink);
     }

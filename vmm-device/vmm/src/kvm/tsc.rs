@@ -4,16 +4,17 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The time it is watched: long against the time that reading a clock takes.
+/// The duration of the measurement: long compared with the time to read a clock.
 const WATCH: Duration = Duration::from_millis(25);
-/// Looks at both clocks, of which the one counts that was disturbed least.
+/// The number of readings of both clocks; the least disturbed one is used.
 const LOOKS: usize = 20;
 
-/// Frequency of this host's time stamp counter in kHz, as seen against the system's clock; measured
-/// once, in 25 ms. Its error is some parts in 100,000. `None` if it does not count.
+/// Returns the frequency of this host's time stamp counter in kHz, measured once against the
+/// system's clock, in 25 ms. Its error is some parts in 100,000. `None` if the counter does not
+/// count.
 ///
-/// For guests whose counter is the host's, and who could find out themselves only with timers that
-/// an emulator may serve late.
+/// For guests that have the host's counter. They could measure it themselves only with timers,
+/// which an emulator may serve late.
 pub fn host_tsc_khz() -> Option<u32> {
     static KHZ: OnceLock<Option<u32>> = OnceLock::new();
     *KHZ.get_or_init(|| {

@@ -144,7 +144,7 @@ fn run_until_kicked(fd: &mut VcpuFd, id: u8, bus: &Bus, breakpoints: bool) -> Op
             }
             Err(error) => match error.errno() {
                 libc::EINTR => return None,
-                // KVM asks to be called again, for instance after an INIT.
+                // KVM must be called again, for instance after an INIT.
                 libc::EAGAIN => None,
                 libc::EFAULT if lifted_since(&mut lifts, bus) => None,
                 _ => Some(Outcome::InternalError(fault(fd, format!("KVM_RUN failed: {error}")))),

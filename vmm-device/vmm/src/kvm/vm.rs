@@ -127,9 +127,9 @@ impl Vm {
         Self::around(memory, hypervisor, config, serial)
     }
 
-    /// A new VM around the memory of this one, which has ended: for devices that were built around
-    /// that. The memory is all zeros again, and unlike it everything else is new, also sinks and
-    /// windows, which devices have to be given. `config` is this one's.
+    /// Creates a new VM with the memory of this one, which must have ended: for devices that were
+    /// built around that memory. The memory is zeroed. Everything else is new, including sinks and
+    /// windows, to which devices must be connected again. `config` must be this VM's.
     ///
     /// # Errors
     /// [`Error::State`] if this one still runs, or shares its memory with another process;
@@ -203,7 +203,7 @@ impl Vm {
     /// The bytes of guest memory that take memory of the host's now.
     ///
     /// # Errors
-    /// [`Error::Host`] if the host does not tell.
+    /// [`Error::Host`] if the host does not report it.
     pub fn resident(&self) -> Result<u64, Error> {
         pages::resident(&self.memory)
     }
@@ -258,11 +258,10 @@ impl Vm {
         self.bus.pci.windows(slot).cloned()
     }
 
-    /// Loads an ELF image at its physical addresses and prepares its entry as the
-    /// 64-bit Linux/x86 boot protocol says: long mode, the first 4 GiB mapped
-    /// one to one, RSI pointing to the boot parameters with memory map and
-    /// command line. Added to `command_line` is what small guests cannot find out
-    /// themselves: `tsc_khz=` (frequency of the time stamp counter), `ecam=`
+    /// Loads an ELF image at its physical addresses and prepares its entry according to the 64-bit
+    /// Linux/x86 boot protocol: long mode, the first 4 GiB mapped one to one, RSI pointing to the
+    /// boot parameters with memory map and command line. Words that small guests need are added to
+    /// `command_line`: `tsc_khz=` (frequency of the time stamp counter), `ecam=`
     /// ([`layout::ECAM_START`]) and `print=` ([`layout::PORT_PRINT`]).
     ///
     /// # Errors
@@ -283,13 +282,13 @@ impl Vm {
         Ok(())
     }
 
-    /// Loads a Linux kernel, and adds to the machine what Linux expects of a PC:
-    /// real-time clock, timer (PIT), reset register and, if asked for, ACPI tables
-    /// and registers. Functions on the bus may be added before or after.
+    /// Loads a Linux kernel, and adds the devices that Linux expects in a PC: real-time clock,
+    /// timer (PIT), reset register and, if requested, ACPI tables and registers. Functions on the
+    /// bus may be added before or after.
     ///
-    /// On a PVM host the command line is preceded by what a kernel needs there, and
-    /// breakpoint exceptions of the kernel, which KVM does not emulate, are
-    /// delivered from here; see [`crate::LinuxSupport`] for what to expect.
+    /// On a PVM host, the parameters that a kernel needs there precede the command line, and the
+    /// monitor delivers breakpoint exceptions of the kernel, which KVM does not emulate. See
+    /// [`crate::LinuxSupport`] for the limits.
     ///
     /// # Errors
     /// [`Error::Kernel`], [`Error::Kvm`]; [`Error::State`] if the VM was booted
@@ -301,7 +300,7 @@ impl Vm {
         let count = vcpus.len() as u8;
         let entry =
             linux::load(&self.memory, boot, command_line.trim(), count, self.mmio64.clone())?;
-        // Port 0x61, by which Linux reads the timer's output, comes with it.
+        // It includes port 0x61, through which Linux reads the timer's output.
         let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         self.vm.create_pit2(pit).map_err(Error::kvm("creating the timer"))?;
         for vcpu in &mut *vcpus {
@@ -314,9 +313,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Hands all that the guest prints to `sink` as well, byte by byte as it comes,
-    /// on the vCPU's thread: for consoles that show unfinished lines and control
-    /// sequences. Replaces an earlier one.
+    /// Also passes the guest's output to `sink`, byte by byte, on the vCPU's thread: for consoles
+    /// that show unfinished lines and control sequences. Replaces an earlier sink.
     pub fn set_console(&self, sink: impl Fn(&[u8]) + Send + Sync + 'static) {
         self.bus.set_console(Arc::new(sink));
     }
@@ -327,7 +325,7 @@ impl Vm {
     }
 
     /// Sets a function that each vCPU's thread calls with the vCPU's number before it runs the
-    /// guest, to restrict what the thread may do, say. It counts from the next [`Vm::start`] on.
+    /// guest, for instance to sandbox the thread. It takes effect at the next [`Vm::start`].
     pub fn on_thread_start(&self, hook: impl Fn(u8) + Send + Sync + 'static) {
         *lock(&self.thread_start) = Some(Arc::new(hook));
     }
@@ -337,8 +335,8 @@ impl Vm {
     /// VM. [`Vm::wait`] may return a little earlier.
     ///
     /// # Errors
-    /// [`Error::State`] if not booted or started already, [`Error::Host`] if there
-    /// is no thread to be had.
+    /// [`Error::State`] if not booted or started already, [`Error::Host`] if no thread can be
+    /// created.
     pub fn start(&self, ended: impl FnOnce(&Outcome) + Send + 'static) -> Result<(), Error> {
         let mut life = lock(&self.life);
         let vcpus = match std::mem::replace(&mut *life, Life::None) {
@@ -358,7 +356,7 @@ impl Vm {
             match self.spawn(id as u8, vcpu, ended.clone(), hook.clone()) {
                 Ok(thread) => threads.push(thread),
                 Err(source) => {
-                    // The caller learns it from here, not from `ended`.
+                    // The caller gets the error from here, not from `ended`.
                     lock(&ended).take();
                     (id..count).for_each(|id| drop(self.control.leave(id)));
                     self.control.stop();
@@ -427,7 +425,7 @@ impl Vm {
         self.control.pause(ANSWER_TIMEOUT)
     }
 
-    /// Lets paused vCPUs go on.
+    /// Lets paused vCPUs continue.
     pub fn resume(&self) {
         self.control.resume();
     }

@@ -17,17 +17,16 @@ use crate::Error;
 
 const PAGE: u64 = 4096;
 
-/// Names something attached to a BAR, for as long as it is.
+/// The handle of something attached to a BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attachment(u64);
 
 /// The attachments of one function. Cloning it clones a reference.
 ///
-/// Attachments are given as offsets in a BAR and follow it: they come into
-/// effect while the guest has the BAR decoding, and move when the guest moves
-/// it. Wherever an attachment is not in effect (the guest put the BAR over its
-/// own RAM, say), accesses reach the function as ordinary BAR accesses, so
-/// attachments are an optimisation that a device must not rely on.
+/// Attachments are given as offsets in a BAR and follow it: they come into effect while the guest
+/// has the BAR decoding, and move when the guest moves it. While an attachment is not in effect,
+/// for instance because the guest put the BAR over its own RAM, accesses reach the function as
+/// ordinary BAR accesses. Attachments are therefore an optimisation that a device must not rely on.
 ///
 /// Methods may be called from any thread, also from within the function's own
 /// `config_write`, `bar_read` and `bar_write`.
@@ -136,16 +135,15 @@ impl Windows {
     /// The same for a page whose protection changes often; its memory is that of
     /// a [`shared_region`].
     ///
-    /// When the guest writes to the page while [`Windows::set_read_only`] protects
-    /// it, the protection of all watched pages of the VM is lifted (KVM does not
-    /// tell which page it was), `written` of each is called on the vCPU's thread,
-    /// and only then the guest's write takes place: the thread that `written` wakes has
-    /// to look for it for a while. Where KVM emulates the writing instruction, as
-    /// it does with guest kernels on PVM, the write reaches the function as a BAR
-    /// write instead and leaves page and protection as they are.
+    /// When the guest writes to the page while [`Windows::set_read_only`] protects it, the
+    /// protection of all watched pages of the VM is lifted, because KVM does not report which page
+    /// it was. Then the vCPU's thread calls `written` of each. The guest's write takes place only
+    /// after that, so the thread that `written` wakes must poll for it for a while. If KVM emulates
+    /// the writing instruction, as with guest kernels on PVM, the write reaches the function as a
+    /// BAR write instead, and leaves page and protection unchanged.
     ///
-    /// Protecting or lifting costs a few microseconds, where [`Windows::attach_page`]'s
-    /// way costs hundreds and makes KVM forget all translations of the VM.
+    /// Protecting a page, or lifting that, costs a few microseconds. With [`Windows::attach_page`]
+    /// it costs hundreds, and makes KVM drop all translations of the VM.
     ///
     /// [`shared_region`]: crate::shared_region
     ///
@@ -173,15 +171,14 @@ impl Windows {
         )
     }
 
-    /// Write-protects a page, or lifts that. While it is protected the guest
-    /// still reads it as plain memory. For what a write does to a watched page see
-    /// [`Windows::attach_watched_page`]. With any other page a write reaches the
-    /// function as a BAR write and leaves the page unchanged: the function stores
-    /// the value. There KVM can only replace the mapping, so reads and writes of
-    /// the guest between the two steps reach the function too, which must answer
-    /// as the page would.
+    /// Write-protects a page, or lifts that. While it is protected the guest still reads it as
+    /// plain memory. For writes to a watched page see [`Windows::attach_watched_page`]. A write to
+    /// any other page reaches the function as a BAR write and leaves the page unchanged: the
+    /// function must store the value. For such pages KVM can only replace the mapping. Reads and
+    /// writes of the guest between the two steps reach the function too, which must answer as the
+    /// page would.
     ///
-    /// When this returns, no vCPU writes without that being noticed any more.
+    /// When this returns, every further write by a vCPU is noticed.
     ///
     /// # Errors
     /// [`Error::Kvm`] if KVM refuses; the page is unmapped then, and accesses
@@ -208,9 +205,8 @@ impl Windows {
         }
     }
 
-    /// Lifts the protection of all watched pages and tells who watches them.
-    /// Returns how often a protection has been lifted so far, here or by
-    /// [`Windows::set_read_only`].
+    /// Lifts the protection of all watched pages and calls their `written`. Returns how often a
+    /// protection has been lifted so far, here or by [`Windows::set_read_only`].
     pub(crate) fn lift_all(&self) -> u64 {
         let mut hooks = Vec::new();
         let lifts = {

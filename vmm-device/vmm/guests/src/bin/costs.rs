@@ -118,7 +118,7 @@ fn protection(bar: usize) {
     }
 }
 
-/// The cost of a change of memory slots beyond itself: all translations of the VM are made anew.
+/// The indirect cost of a change of memory slots: all translations of the VM must be rebuilt.
 fn translations(bar: usize) -> Result<(), pci::Error> {
     // SAFETY: registers of the test function, which does no DMA, and memory that is not used
     // otherwise.
