@@ -83,10 +83,10 @@ impl Coords {
         Path { a: self.a, b: self.b, c: self.c }
     }
 
-    /// The paths that the parts of a long message to another node take: four of the shortest if all
-    /// of A, B and C differ, two if one or two of them do, and the default path alone if none does
-    /// (IEEE Micro 2012). The default path is the first one. The choice of others that differ from
-    /// it as much as possible is ours.
+    /// Returns the paths for the parts of a long message to another node: four of the shortest if
+    /// all of A, B and C differ, two if one or two of them do, and only the default path if none
+    /// does (IEEE Micro 2012). The default path is the first one. *Ours*: the others are chosen to
+    /// differ from it as much as possible.
     pub fn minimal_paths(self, to: Self) -> impl Iterator<Item = Path> + Clone {
         let differ = [self.a != to.a, self.b != to.b, self.c != to.c];
         // On which of A, B, C a part changes before it goes along X, Y, Z.

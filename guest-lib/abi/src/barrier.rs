@@ -1,8 +1,8 @@
 //! The Tofu barrier: gate addresses, links, the start of a round and its notice.
 //!
-//! Names, widths and bit positions of registers are public facts of the TofuD ICC. How a round
-//! is started and how its notice is laid out is not public: see [`BchReady`] and [`Notice`],
-//! which are ours.
+//! Names, widths and bit positions of registers are public facts of the TofuD ICC. The start of a
+//! round and the layout of its notice are not public: see [`BchReady`] and [`Notice`], which are
+//! ours.
 
 use core::fmt;
 
@@ -27,9 +27,9 @@ pub struct Profile {
     pub channels: u8,
     /// Barrier gates of an interface.
     pub gates: u8,
-    /// Integers that are reduced at once.
+    /// Integers of one reduction.
     pub integers: u8,
-    /// Floating-point numbers that are summed at once.
+    /// Floating-point numbers of one reduction.
     pub doubles: u8,
 }
 
@@ -53,7 +53,7 @@ impl Profile {
         tni.get() < self.tnis && bch.get() < self.channels
     }
 
-    /// Returns true if there is such a gate, and it is a start/end gate: that of a channel.
+    /// Returns true if the gate exists and is a channel's start/end gate.
     pub const fn has_start_gate(&self, tni: TniId, bg: BgId) -> bool {
         match bg.channel() {
             Some(bch) => self.has_channel(tni, bch),
@@ -110,8 +110,8 @@ impl From<Op> for OpType {
 }
 
 bitfield! {
-    /// Address of a barrier gate: of the node, its interface and the gate, and in the upper four
-    /// bits the path there (28 bits where a gate receives, 32 where it sends).
+    /// Address of a barrier gate: node, interface and gate, and in the upper four bits the path to
+    /// it (28 bits where a gate receives, 32 where it sends).
     pub struct BgAddress {
         /// Barrier gate.
         bg / with_bg: u8 @ 0..=5,

@@ -1,4 +1,4 @@
-//! Macros for bit fields and for what their numbers stand for.
+//! Macros for bit fields and for enumerated values.
 //!
 //! Ours rather than `bitfield-struct`, because these files are also compiled
 //! into a Linux kernel module, where no crates.io crate is at hand.

@@ -1,5 +1,5 @@
-//! A control queue as a driver sets it up: which registers tell the device of its rings and its
-//! tables.
+//! The set-up of a control queue by a driver: the registers that describe its rings and tables to
+//! the device.
 
 use crate::regs::{CACHE_INJECTION, CqsReg};
 
@@ -44,7 +44,7 @@ impl CqRings {
     }
 }
 
-/// The tables by which the device translates addresses of a control queue.
+/// The tables with which the device translates addresses of a control queue.
 #[derive(Clone, Copy, Debug)]
 pub struct StagTables {
     /// Device address of the memory block table.

@@ -153,8 +153,8 @@ codes! {
         PutPiggyback = 0x03,
         /// Reads remote memory into local memory.
         Get = 0x04,
-        /// Reads remote memory into local memory. How it differs from GET is not public;
-        /// here it does not (ours).
+        /// Reads remote memory into local memory. The difference from GET is not public; here there
+        /// is none (ours).
         GetL = 0x05,
         /// Reads, changes and writes back 4 or 8 bytes of remote memory.
         AtomicReadModifyWrite = 0x0e,
@@ -164,8 +164,8 @@ codes! {
         TransmitRawPacket2 = 0x11,
         /// Sends a system packet.
         TransmitSystemPacket1 = 0x12,
-        /// Sends a system packet. How it differs from TRANSMIT_SYSTEM_PACKET1 is not public; here
-        /// it does not (ours).
+        /// Sends a system packet. The difference from TRANSMIT_SYSTEM_PACKET1 is not public; here
+        /// there is none (ours).
         TransmitSystemPacket2 = 0x13,
     }
 }
@@ -255,8 +255,8 @@ impl Descriptor {
 
     /// A PUT_PIGGYBACK of `length` bytes, the first eight of which are `data`, little endian.
     ///
-    /// Longer data continues in the piggyback buffer (ours: the public sources tell the two
-    /// sizes, not the order of the bytes).
+    /// Longer data continues in the piggyback buffer (ours: the public sources give the two sizes,
+    /// not the order of the bytes).
     pub const fn put_piggyback(
         header1: Header1,
         header2: Header2,
@@ -295,8 +295,8 @@ impl Descriptor {
 
     /// A packet command, by `command`, for `length` bytes at the device address `pa`.
     ///
-    /// `header1` has the fields besides the command, see [`Header1`]; what must lie at `pa` is in
-    /// [`crate::frame`].
+    /// `header1` has the fields besides the command, see [`Header1`]; for the contents of the
+    /// memory at `pa` see [`crate::frame`].
     pub const fn packet(command: Command, header1: Header1, length: u16, pa: u64) -> Self {
         Self([
             header1.with_command(command as u8).0,

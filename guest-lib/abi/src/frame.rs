@@ -1,8 +1,8 @@
 //! Frames of raw and system packets, as they lie in memory.
 //!
-//! Public are the sizes, the structure of a frame as a routing header and a TLP that ends with an
-//! ECRC, and the names of the routing header's fields (TofuD paper, Figure 5). Everything else is
-//! ours.
+//! Three things are public: the sizes, the structure of a frame (a routing header, and a TLP that
+//! ends with an ECRC), and the names of the routing header's fields (TofuD paper, Figure 5).
+//! Everything else is ours.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | up to the last 4 | zeros that fill the TLP up to a multiple of 32 bytes, 96 at least |
 //! | last 4 | ECRC: the CRC-32 of ISO 3309 over the TLP before it, little endian |
 //!
-//! A driver that sends a *system packet* leaves 16 bytes free and writes the payload behind them;
-//! headers, filling and ECRC are the device's. A *raw packet* is sent as it is in memory, except
+//! A driver that sends a *system packet* leaves 16 bytes free and writes the payload after them;
+//! the device fills in headers, padding and ECRC. A *raw packet* is sent as it is in memory, except
 //! for the routing header, which the device fills in. In a frame for TRANSMIT_RAW_PACKET2 it keeps
 //! the target's TNI.
 

@@ -1,10 +1,9 @@
 //! The generations of Tofu: the features of each, for controllers, drivers and programs.
 //!
-//! Everything that differs between generations, and that a guest can see, is in their
-//! [`Description`]s, and nowhere else: devices, drivers, libraries and tools read it here. Sources
-//! are named in front of each description; IEEE Micro is *The Tofu Interconnect* (2012), Fujitsu
-//! *Tofu: Interconnect for the K computer* (FSTJ 48-3, 2012), TofuD *The Tofu Interconnect D*
-//! (CLUSTER 2018).
+//! Every difference between generations that is visible to a guest is in their [`Description`]s:
+//! devices, drivers, libraries and tools read it from here. Sources are named in front of each
+//! description; IEEE Micro is *The Tofu Interconnect* (2012), Fujitsu *Tofu: Interconnect for the K
+//! computer* (FSTJ 48-3, 2012), TofuD *The Tofu Interconnect D* (CLUSTER 2018).
 //!
 //! The public register map is TofuD's. *Ours*: the registers of the other generations are where
 //! TofuD's are, as far as these generations have them.
@@ -72,7 +71,7 @@ pub struct AddressBits {
     pub node: u8,
     /// Of the number of an interface.
     pub interface: u8,
-    /// Of the number of a control queue; 0 if the STag tells the queue.
+    /// Of the number of a control queue; 0 if the STag selects the queue.
     pub queue: u8,
     /// Of a steering tag.
     pub stag: u8,
@@ -141,7 +140,7 @@ pub struct Description {
     pub cache_injection: bool,
     /// Parts of a global address.
     pub address: AddressBits,
-    /// Bytes of the data path, to which parts of packets are aligned.
+    /// The width of the data path in bytes; parts of packets are aligned to it.
     pub alignment: u8,
     /// Clock of the logic, in kHz.
     pub clock_khz: u32,
@@ -152,9 +151,10 @@ pub struct Description {
     /// Bytes a second of data on the bus between memory and interfaces, in either direction, if
     /// that is less than the interfaces can send.
     pub bus_bytes_per_s: Option<u64>,
-    /// The block of nodes out of which links are optical, X Y Z A B C; `None` if all are electric.
+    /// The block of nodes within which links are electric, X Y Z A B C; links that leave it are
+    /// optical. `None` if all are electric.
     pub electric_block: Option<[u8; 6]>,
-    /// The nodes of a board, which is what is replaced when a part of it fails, X Y Z A B C.
+    /// The nodes of a board, X Y Z A B C. A board is replaced as a whole when a part of it fails.
     pub board: [u8; 6],
     /// The nodes of a shelf, X Y Z A B C, if the papers have shelves.
     pub shelf: Option<[u8; 6]>,
@@ -162,15 +162,14 @@ pub struct Description {
     pub shared_cables: bool,
 }
 
-/// 312.5 MHz, four interfaces with two queues for users and one for the kernel, 8 channels and 64
-/// gates (IEEE Micro), on interface 0, queues for eight processes, one element of a reduction
-/// (TofuD, II.A), of which one channel is the system's (Fujitsu); commands of Put, Get, data in
-/// descriptors, system packets and barriers, addresses of 19, 2, 22 and 40 bits (IEEE Micro);
-/// atomic commands, session mode and cache injection came with Tofu2 (TofuD, II.B, V.B); alignment
-/// (V.D), lanes (Table I) and the bus (Table IV); a board of four nodes on A and C (IEEE Micro).
-/// *Ours*: which channel is the system's, and that
-/// the upper four bits of an STag number the control queue whose tables have it, so that addresses
-/// look like TofuD's.
+/// Sources. IEEE Micro: 312.5 MHz; four interfaces with two queues for users and one for the
+/// kernel; 8 channels and 64 gates on interface 0; commands for Put, Get, data in descriptors,
+/// system packets and barriers; addresses of 19, 2, 22 and 40 bits; a board of four nodes on A and
+/// C. Fujitsu: one of the channels is the system's. TofuD: queues for eight processes and one
+/// element of a reduction (II.A); atomic commands, session mode and cache injection came with Tofu2
+/// (II.B, V.B); alignment (V.D), lanes (Table I) and the bus (Table IV). *Ours*: which channel is
+/// the system's; and the upper four bits of an STag number the control queue whose tables have it,
+/// so that addresses look like TofuD's.
 const K: Description = Description {
     name: "k",
     machine: "K computer",
@@ -200,7 +199,7 @@ const K: Description = Description {
     shared_cables: false,
 };
 
-/// As the K computer, but for the cores (TofuD, Table II) and the bus (Table IV).
+/// As the K computer, except for the cores (TofuD, Table II) and the bus (Table IV).
 const FX10: Description = Description {
     name: "fx10",
     machine: "PRIMEHPC FX10",
@@ -236,12 +235,12 @@ const FX100: Description = Description {
     ..K
 };
 
-/// Six interfaces, each with barriers of 16 channels and 48 gates, of eight integers or three
-/// floating-point numbers (TofuD, IV.C, IV.D), 425 MHz, lanes (Table I), alignment (V.D), half a
-/// rack, a shelf, a CPU memory unit of two nodes on C, whose links share cables (IV.A, IV.B);
-/// queues and addresses as in the public register map, near and far memory groups (IV.A). Public
-/// programs of uTofu have up to 36 processes; that 48, one for each core, have eight queues of each
-/// interface is *ours*.
+/// Sources. TofuD: six interfaces, each with barriers of 16 channels and 48 gates, for eight
+/// integers or three floating-point numbers (IV.C, IV.D); 425 MHz; lanes (Table I); alignment
+/// (V.D); half a rack, a shelf, and a CPU memory unit of two nodes on C, whose links share cables
+/// (IV.A, IV.B); near and far memory groups (IV.A). Queues and addresses are those of the public
+/// register map. Public programs of uTofu have up to 36 processes. *Ours*: 48 processes, one for
+/// each core, have eight queues of each interface.
 const FUGAKU: Description = Description {
     name: "fugaku",
     machine: "Fugaku",
@@ -274,8 +273,8 @@ impl Generation {
     /// All of them, in the order in which they came.
     pub const ALL: [Self; 4] = [Self::K, Self::Fx10, Self::Fx100, Self::Fugaku];
 
-    /// The names of all of them, for people who gave another one. The text explains Tofu, Tofu2 and
-    /// TofuD, because those name interconnects and not machines.
+    /// The names of all of them, for error messages. The text explains Tofu, Tofu2 and TofuD,
+    /// because those name interconnects and not machines.
     pub const NAMES: &str = "\"k\" or \"fx10\" (Tofu), \"fx100\" (Tofu2) or \"fugaku\" (TofuD)";
 
     /// Its properties.
@@ -349,7 +348,7 @@ impl fmt::Display for Generation {
 }
 
 impl Description {
-    /// The control queue of each interface that is the kernel's.
+    /// The kernel's control queue on each interface.
     pub const fn kernel_cq(&self) -> CqId {
         CqId::ALL[self.cqs as usize - 1]
     }
@@ -402,8 +401,8 @@ impl Description {
         CqId::ALL.into_iter().take(self.cqs.into())
     }
 
-    /// Returns true if a device has this register. What it does not have reads 0 and ignores
-    /// writes.
+    /// Returns true if a device has this register. A register that it does not have reads 0 and
+    /// ignores writes.
     #[inline]
     pub const fn has_register(&self, register: Register) -> bool {
         match register {
@@ -445,8 +444,8 @@ impl Description {
         Self::block_of(from, block) != Self::block_of(to, block)
     }
 
-    /// The node whose link in the same direction is in the same cable as the link from `from` to
-    /// its neighbour `to`, if there is one.
+    /// Returns the node whose link in the same direction shares a cable with the link from `from`
+    /// to its neighbour `to`, if there is one.
     pub fn shares_cable(&self, from: Coords, to: Coords) -> Option<Coords> {
         let shared = self.shared_cables && self.is_optical(from, to);
         // The two nodes of a board are neighbours on C.

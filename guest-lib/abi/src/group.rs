@@ -9,7 +9,7 @@ pub enum Group {
     /// A number that an administrator has given: to a job, to a user by `REG_USER`, or by
     /// `TOFU_GROUP` to programs that have the device itself. Root's programs are in 0.
     Given(u32),
-    /// A user's who was given none, by the user id in the initial user namespace.
+    /// The default group of a user, from the user id in the initial user namespace.
     User(u32),
     /// The kernels', which fetch each other's frames.
     Kernel,
@@ -24,7 +24,7 @@ impl Group {
     /// The group and the user of job `n` have the number `JOBS | n` (ours).
     pub const JOBS: u32 = 1 << 30;
 
-    /// The group of a user who was given none.
+    /// Returns the default group of a user.
     pub const fn of_user(uid: u32) -> Self {
         match uid {
             0 => Self::Given(0),

@@ -9,7 +9,7 @@ use core::fmt;
 use crate::regs::NUM_PORT;
 use crate::topology::Port;
 
-/// A set of interrupt requests, as it stands in the registers of a unit.
+/// A set of interrupt requests, as in the registers of a unit.
 pub trait IrqSet: Copy + fmt::Debug + 'static {
     /// Every request that the unit has.
     const ALL: Self;
@@ -156,7 +156,7 @@ irq_sets! {
         TCQ_WRITE_EXCEPTION = 3;
         /// A descriptor came from another source than its source_type says.
         TOQ_SOURCE_TYPE_EXCEPTION = 4;
-        /// A transmit complete entry was written whose descriptor asked for an interrupt.
+        /// A transmit complete entry was written whose descriptor requested an interrupt.
         TCQ_WRITE_ACKNOWLEDGE = 5;
         /// Message receive entries were written.
         MRQ_WRITE_ACKNOWLEDGE = 7;

@@ -2,10 +2,9 @@
 //! interconnect controller (ICC), each defined once and used by both the device
 //! model and the drivers.
 //!
-//! Everything here is plain data: no access to hardware, no allocation, no
-//! dependency. Names, offsets and bit positions are public facts of the TofuD ICC;
-//! what this project had to decide is marked *ours* in the documentation of the
-//! item and listed in the driver developer's guide.
+//! Everything here is plain data: no access to hardware, no allocation, no dependency. Names,
+//! offsets and bit positions are public facts of the TofuD ICC; our own choices are marked *ours*
+//! in the documentation of the item and listed in the driver developer's guide.
 #![no_std]
 #![forbid(unsafe_code)]
 

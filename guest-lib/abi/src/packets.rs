@@ -45,9 +45,9 @@ impl PacketTarget {
             .with_ri(self.tni.get())
     }
 
-    /// The command that sends a packet of `payload` bytes, which begin 16 bytes behind the device
-    /// address `frame` (see [`crate::frame`]); at its end the device raises an interrupt if
-    /// `interrupt`.
+    /// Returns the command that sends a packet of `payload` bytes, which begin 16 bytes after the
+    /// device address `frame` (see [`crate::frame`]). If `interrupt` is set, the device raises an
+    /// interrupt when the command ends.
     pub fn descriptor(&self, frame: u64, payload: u16, interrupt: bool) -> Descriptor {
         let length = payload.saturating_add(HEADER_SIZE as u16);
         let header = self.header().with_interrupt(interrupt);
@@ -89,10 +89,11 @@ impl PacketQueues {
         None => 0,
     };
     /// Largest number of buffers. The queues have twice as many entries, so that they never fill up
-    /// although the device learns only occasionally what was consumed.
+    /// although the driver only occasionally reports what it has consumed.
     pub const MAX_BUFFERS: u16 = (Self::ENTRIES / 2) as u16;
 
-    /// Empty queues for so many buffers, the first of which is at the device address `first`.
+    /// Returns empty queues for this number of buffers, the first of which is at the device address
+    /// `first`.
     pub const fn new(first: u64, buffers: u16) -> Self {
         Self {
             first,
@@ -116,8 +117,8 @@ impl PacketQueues {
         ]
     }
 
-    /// Posts the buffer at byte `at` of them all: what to write to which slot of the packet buffer
-    /// queue.
+    /// Posts the buffer at byte `at` of the buffer memory. Returns the slot of the packet buffer
+    /// queue and the value to write there.
     pub const fn post(&mut self, at: usize) -> (usize, PbqEntry) {
         let posted =
             (self.post.slot() as usize, PbqEntry::post(self.first + at as u64, self.post.flip()));
@@ -137,8 +138,8 @@ impl PacketQueues {
         entry.f() == self.receive.flip()
     }
 
-    /// Moves on to the next entry. Occasionally the device has to be told: then this returns the
-    /// value to write to PRQ_FULL_POINTER when the entry's buffer is posted again.
+    /// Advances to the next entry. Occasionally this returns a value, which the driver must write
+    /// to PRQ_FULL_POINTER when it posts the entry's buffer again.
     pub const fn advance(&mut self) -> Option<u64> {
         self.receive.advance();
         let count = self.receive.count();

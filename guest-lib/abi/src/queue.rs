@@ -191,8 +191,8 @@ codes! {
 }
 
 impl MrqId {
-    /// The value of MRQ_MASK (ours) by which notices with these ids are written and all others
-    /// discarded: bit n stands for id n.
+    /// The value of MRQ_MASK (ours) with which only notices with these ids are written, and all
+    /// others discarded: bit n is for id n.
     pub const fn mask_all_but(ids: &[Self]) -> u64 {
         let mut mask = !crate::regs::MRQ_MASK_DISCARD;
         let mut rest = ids;
@@ -327,7 +327,7 @@ impl PrqEntry {
 }
 
 codes! {
-    /// The subject of a PRQ entry. The names are public; what exactly leads to which is ours.
+    /// The subject of a PRQ entry. The names are public; the exact condition for each is ours.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum PrqRcode {
         /// A TLP of no known kind.
@@ -342,8 +342,8 @@ codes! {
         IllegalTlpFlags = 9,
         /// A TLP of an impossible length.
         IllegalTlpLength = 10,
-        /// A request that the queue does not accept: the queue does not exist, is disabled, or
-        /// talks only to other nodes.
+        /// A request that the queue does not accept: the queue does not exist, is disabled, or is
+        /// restricted to other nodes.
         CqError = 12,
     }
 }

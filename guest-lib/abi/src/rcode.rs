@@ -1,12 +1,12 @@
 //! Result codes of TCQ and MRQ entries.
 //!
-//! Public are 0, success, and 0x10, steering table disabled. All others are ours: each failure has
-//! its own code, so that a driver can tell what went wrong. A command that fails at its
+//! Two codes are public: 0, success, and 0x10, steering table disabled. All others are ours: each
+//! failure has its own code, so that a driver can distinguish them. A command that fails at its
 //! initiator has the code in its TCQ entry and, unless it was refused before anything was sent, in
 //! its MRQ entry. A command that its target refuses, or that gets lost, has the code only in the
 //! MRQ entry: the TCQ entry of a command that was sent reports success. Raw and system packets have
-//! no MRQ entry, so their TCQ entry tells if they were lost. Codes 0x10 to 0x2f are faults of an
-//! address; 0x20 is added when it is the remote one ([`Rcode::remote`]), except for
+//! no MRQ entry, so their TCQ entry reports a loss. Codes 0x10 to 0x2f are faults of an address;
+//! 0x20 is added when it is the remote one ([`Rcode::remote`]), except for
 //! [`Rcode::STEERING_TABLE_DISABLED`], which is the same for both.
 
 use core::fmt;
@@ -98,7 +98,7 @@ rcodes! {
     ILLEGAL_TLP = 0x46, "illegal TLP";
     /// A link on the way is down.
     LINK_DOWN = 0x50, "link down";
-    /// No answer came in time.
+    /// The answer timed out.
     TIMEOUT = 0x51, "no answer in time";
 }
 
@@ -112,7 +112,7 @@ impl Rcode {
         Self(raw)
     }
 
-    /// The number, as it stands in queue entries.
+    /// The number, as in queue entries.
     #[inline]
     pub const fn raw(self) -> u8 {
         self.0
@@ -150,7 +150,7 @@ impl Rcode {
 
     /// Returns true if the code reports a fault of the command or memory on the initiator's side.
     ///
-    /// [`Rcode::STEERING_TABLE_DISABLED`] counts as local: the code alone does not tell.
+    /// [`Rcode::STEERING_TABLE_DISABLED`] counts as local, although the code alone is ambiguous.
     pub const fn is_local(self) -> bool {
         !self.is_success() && self.0 <= 0x1f
     }

@@ -1,9 +1,10 @@
 //! Reductions: what barrier gates compute.
 //!
-//! A barrier channel takes an [`Input`] of 64 bytes, as its IDATA registers do. Gates pass on
-//! [`Value`]s of 15 qwords, as their DATA_A and DATA_B registers hold; [`widen`] makes one of an
-//! input, [`combine`] makes one of two. Every operation is associative and commutative, bit for
-//! bit, so the result depends neither on the order in which signals arrive nor on the algorithm.
+//! A barrier channel takes an [`Input`] of 64 bytes, as its IDATA registers do. Gates forward
+//! [`Value`]s of 15 qwords, the size of their DATA_A and DATA_B registers. [`widen`] makes a value
+//! from an input, and [`combine`] one from two. Every operation is associative and commutative, bit
+//! for bit, so the result depends neither on the order in which signals arrive nor on the
+//! algorithm.
 //!
 //! Public: the operations, the sizes, and the format of floating-point sums ([`fpsum`]) except for
 //! its bit positions. *Ours*: the places of elements in inputs and values.
@@ -105,7 +106,7 @@ pub fn combine(op: Op, value: &mut Value, other: &Value) {
     }
 }
 
-/// An input of integers, of which further ones are 0; `None` for more than eight.
+/// Returns an input of these integers, filled up with 0; `None` for more than eight.
 pub fn integers(data: &[u64]) -> Option<Input> {
     let mut input = [0; INPUT_QWORDS];
     input.get_mut(..data.len())?.copy_from_slice(data);

@@ -97,8 +97,8 @@ registers! {
         DirectDescriptor7 = 0x38, "TOQ_DIRECT_DESCRIPTOR7",
         /// Doorbell: the TNI fetches transmit order queue entries until it meets a blank one.
         FetchStart = 0x40, "TOQ_FETCH_START",
-        /// The number of message receive queue entries the driver has consumed since the CQ was
-        /// enabled. Ours: the device looks at the low log2(entries) + 1 bits.
+        /// The number of message receive queue entries that the driver has consumed since the CQ
+        /// was enabled. Ours: the device uses the low log2(entries) + 1 bits.
         MrqFullPointer = 0x48, "MRQ_FULL_POINTER",
         /// First qword of the piggyback buffer.
         PiggybackBuffer0 = 0x50, "TOQ_PIGGYBACK_BUFFER0",
@@ -156,7 +156,7 @@ registers! {
         FetchStop = 0x18, "FETCH_STOP",
         /// Rights and limits of the queue, see [`CqsMode`].
         Mode = 0x20, "MODE",
-        /// Group process id: only queues with the same one talk to each other.
+        /// Group process id: only queues with the same one communicate.
         Gpid = 0x28, "GPID",
         /// Address of the transmit order queue.
         ToqIpa = 0x30, "TOQ_IPA",
@@ -206,7 +206,7 @@ registers! {
         Imc = 0xe0, "IMC",
         /// Control and level; read and write, without effect here.
         Icl = 0xe8, "ICL",
-        /// Ours: address of the word by which the driver asks for
+        /// Ours: address of the word in which the driver requests
         /// [`CqsIrqs::ACKNOWLEDGES`](crate::irq::CqsIrqs::ACKNOWLEDGES) interrupts; 0 for none.
         InterruptArmIpa = 0xf0, "INTERRUPT_ARM_IPA",
     }
@@ -285,23 +285,23 @@ registers! {
         CqPresent = 0x40, "CQ_PRESENT",
         /// The last signal to a gate that is not enabled.
         ExceptionInfoInactiveBg = 0x48, "EXCEPTION_INFO_INACTIVE_BG",
-        /// Ours: address of the word by which the driver asks for PRQ_WRITE_ACKNOWLEDGE
-        /// interrupts, as [`CqsReg::InterruptArmIpa`]; 0 for none.
+        /// Ours: address of the word in which the driver requests PRQ_WRITE_ACKNOWLEDGE interrupts,
+        /// as [`CqsReg::InterruptArmIpa`]; 0 for none.
         PrqInterruptArmPa = 0xf8, "PRQ_INTERRUPT_ARM_PA",
-        /// The number of packet receive entries the driver has consumed since PRQ_PA was written.
-        /// Ours: the device looks at the low log2(entries) + 1 bits.
+        /// The number of packet receive entries that the driver has consumed since PRQ_PA was
+        /// written. Ours: the device uses the low log2(entries) + 1 bits.
         PrqFullPointer = 0x100, "PRQ_FULL_POINTER",
         /// Address of the packet buffer queue. Ours: a write restarts the queue, with the size
         /// that PBQ_SIZE has then; 0 turns it off.
         PbqPa = 0x108, "PBQ_PA",
         /// Size code of the packet buffer queue.
         PbqSize = 0x110, "PBQ_SIZE",
-        /// Address of the packet receive queue; bit 63 cache injection. Ours: a write starts the
-        /// queue anew, with the size that PRQ_SIZE has then; 0 turns it off.
+        /// Address of the packet receive queue; bit 63 cache injection. Ours: a write restarts the
+        /// queue, with the current size in PRQ_SIZE; 0 turns it off.
         PrqPa = 0x118, "PRQ_PA",
         /// Size code of the packet receive queue.
         PrqSize = 0x120, "PRQ_SIZE",
-        /// Ours: bit n set discards what has the code n, see [`crate::queue::PrqRcode`].
+        /// Ours: bit n set discards packets with the code n, see [`crate::queue::PrqRcode`].
         PrqMask = 0x128, "PRQ_MASK",
         /// Longest time a packet receive entry may be held back. Ours: nanoseconds.
         PrqEntryCoalescingTimer = 0x130, "PRQ_ENTRY_COALESCING_TIMER",
@@ -453,7 +453,7 @@ pub enum TofuReg {
     TnrImc,
     /// Control and level.
     TnrIcl,
-    /// Ours: which generation this is, see
+    /// Ours: the generation of the device, see
     /// [`Generation::from_register`](crate::Generation::from_register).
     Generation,
     /// Settings of VM partition `.1` of TNI `.0`.
@@ -782,7 +782,7 @@ bitfield! {
 }
 
 bitfield! {
-    /// CQS MODE: rights of a queue and the subnet that it may talk to.
+    /// CQS MODE: rights of a queue and the subnet with which it may communicate.
     ///
     /// On each of X, Y, Z: `n` = size of the system, `s` = first coordinate, `l` =
     /// length of the partition; length 0 means no limit. See [`subnet_contains`].
@@ -805,7 +805,7 @@ bitfield! {
         sx / with_sx: u8 @ 42..=47,
         /// X size of the system.
         nx / with_nx: u8 @ 48..=53,
-        /// Ours: commands that fail ask for an interrupt, even if their descriptors do not.
+        /// Ours: failed commands request an interrupt, even if their descriptors do not.
         failures / with_failures: bool @ 59..=59,
         /// Session mode.
         session / with_session: bool @ 60..=60,

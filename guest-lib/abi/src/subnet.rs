@@ -1,4 +1,4 @@
-//! Boxes of nodes to which control queues and barrier gates are confined.
+//! Subnets: boxes of nodes to which control queues and barrier gates are confined.
 
 use core::fmt;
 use core::str::FromStr;

@@ -6,8 +6,7 @@
 //! are six links with eight virtual channels each (section 2), packets of 4 + 128 + 4 bytes
 //! (section 2.2), injection windows that programs store to (Pput), sends that the device fetches
 //! (Nget), and credits (section 2.1, 2.2). Everything else is *ours*: all offsets and formats of
-//! registers, how a window's offsets are used, sequence numbers, notification words and status
-//! codes.
+//! registers, the use of a window's offsets, sequence numbers, notification words and status codes.
 
 use crate::bitfield;
 use crate::regs::registers;
@@ -21,7 +20,7 @@ pub const CHANNELS: usize = 8;
 pub const PACKET_DATA: usize = 128;
 /// Bytes of a packet on a link: header, data and check sequence (section 2.2).
 pub const PACKET_SIZE: usize = 4 + PACKET_DATA + 4;
-/// The longest message in bytes: what the header's offset can tell apart (ours).
+/// The longest message in bytes: the range of the header's offset (ours).
 pub const MAX_MESSAGE: u64 = (PACKET_DATA as u64) << 16;
 
 /// Registers of the processor, the links and the channels: 64-bit, not prefetchable. MSI-X is
@@ -31,7 +30,7 @@ pub const REGISTER_BAR: u8 = 0;
 pub const WINDOW_BAR: u8 = 4;
 /// Size of the BAR of registers in bytes.
 pub const REGISTER_BAR_SIZE: u64 = 0x4_0000;
-/// Size of the BAR of windows in bytes: room for eight links, of which two are not there.
+/// Size of the BAR of windows in bytes: room for eight links, two of which do not exist.
 pub const WINDOW_BAR_SIZE: u64 = 0x20_0000;
 
 /// Bytes of an injection window.
@@ -46,8 +45,8 @@ pub const WINDOW_PLACES: usize = WINDOW_RING as usize / PACKET_DATA;
 pub const fn mark_offset(place: usize) -> u64 {
     WINDOW_RING + 8 * (place % WINDOW_PLACES) as u64
 }
-/// Of a window that is shared memory: a word that the device sets to 1 if TX_BELL must be written
-/// when there is something new, and to 0 while the device polls. It is on its own cache line.
+/// For a window in shared memory: a word that the device sets to 1 if new data must be announced by
+/// a write to TX_BELL, and to 0 while it polls. It is on its own cache line.
 pub const BELL_OFFSET: u64 = WINDOW_RING + 8 * WINDOW_PLACES as u64;
 /// The longest store to a window: a buffer of a processor that combines writes (section 2.1).
 pub const MAX_STORE: usize = 64;
@@ -147,8 +146,8 @@ registers! {
         Present = 0x20, "PRESENT",
         /// Errors that have occurred, see [`Errors`]. Writing ones clears.
         Errors = 0x28, "ERRORS",
-        /// Stores to windows of links that do not exist, of sizes that no store has, across the
-        /// end of a window, or while the device is disabled. All of these were dropped.
+        /// Dropped stores to windows: to links that do not exist, of invalid size, across the end
+        /// of a window, or while the device is disabled.
         StrayStores = 0x30, "STRAY_STORES",
         /// Accesses to registers that are not there or not of 4 or 8 bytes.
         BadAccesses = 0x38, "BAD_ACCESSES",
@@ -186,7 +185,7 @@ registers! {
         Timeouts = 0x58, "TIMEOUTS",
         /// Times that a channel had to wait for room in the neighbour's reception FIFO.
         Stalls = 0x60, "STALLS",
-        /// Times that the neighbour began anew.
+        /// Times that the neighbour began a new life.
         Renewals = 0x68, "RENEWALS",
     }
 }
@@ -261,7 +260,7 @@ registers! {
         TxTail = 0x48, "TX_TAIL",
         /// Address of a word to which TX_HEAD is written whenever it moves; 0 for none.
         TxReport = 0x50, "TX_REPORT",
-        /// Takes back what waits, see [`Cancel`].
+        /// Cancels waiting requests, see [`Cancel`].
         Cancel = 0x58, "CANCEL",
         /// Packets in the reception FIFO.
         RxPackets = 0x60, "RX_PACKETS",
@@ -271,7 +270,8 @@ registers! {
         Ngets = 0x70, "NGETS",
         /// Messages whose last packet was sent.
         MessagesSent = 0x78, "MESSAGES_SENT",
-        /// Messages whose last packet was moved to memory, or thrown away for want of it.
+        /// Messages whose last packet was moved to memory, or dropped because the memory could not
+        /// be written.
         MessagesReceived = 0x80, "MESSAGES_RECEIVED",
         /// Stores to bytes of the ring that had been stored already. They were dropped.
         Overlaps = 0x88, "OVERLAPS",
@@ -397,7 +397,7 @@ bitfield! {
 bitfield! {
     /// TX_MODE. A change empties the window, as [`Cancel`] does.
     pub struct Mode {
-        /// The window is memory that the device looks at, instead of registers that take stores.
+        /// The window is memory that the device polls, not registers that take stores.
         shared / with_shared: bool @ 0..=0,
     }
 }

@@ -2,8 +2,8 @@
 //! controller: numbers, layouts, and what can be checked of an argument without a device.
 //!
 //! Numbers, sizes and offsets are public, names are ours. The kernel driver reads these structures
-//! from a process's memory, so every pattern of bits is a value of each, and none has padding. What
-//! is checked here is the same for all devices of a generation; what belongs to whom is not.
+//! from a process's memory, so every bit pattern is a valid value of each, and none has padding.
+//! The checks here are the same for all devices of a generation; ownership is not checked here.
 
 use core::ops::Range;
 
@@ -112,7 +112,7 @@ pub const LARGE_PAGES: u32 = 2;
 pub const NEW_STAG: u32 = 1 << 31;
 /// STags that a process chooses itself; others are given out from here on.
 pub const SPECIAL_STAGS: u32 = 4096;
-/// REG_USER: the user is to be as one who was never registered (ours).
+/// REG_USER: unregisters the user (ours).
 pub const NO_GROUP: u32 = u32::MAX;
 
 /// Sizes of a queue, in entries.
@@ -158,7 +158,7 @@ const BASE_ALIGN: u64 = 1 << 16;
 const HUGE: u64 = PageSize::Size2M.bytes();
 
 impl AllocStag {
-    /// The STag that the process asks for, or `Some(None)` if the driver chooses; `None` if a field
+    /// The STag that the process requests, or `Some(None)` if the driver chooses; `None` if a field
     /// is out of range.
     pub fn wanted(&self) -> Option<Option<u32>> {
         let known = READ_ONLY | LARGE_PAGES | NEW_STAG;
@@ -175,7 +175,7 @@ impl AllocStag {
 /// The memory behind an STag: pages of the process, and how they are mapped.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// First byte that the process asked for.
+    /// First byte that the process requested.
     va: u64,
     /// First byte of the first page, and the one behind the last.
     start: u64,
@@ -222,12 +222,12 @@ impl Span {
         if stag < SPECIAL_STAGS { self.va & !0xff } else { self.base }
     }
 
-    /// The offset by which `stag` names the first byte that the process asked for.
+    /// The offset of the first byte that the process requested, under `stag`.
     pub const fn offset(&self, stag: u32) -> u64 {
         self.va - self.origin(stag)
     }
 
-    /// Pages that the device has the memory in if it sees one range.
+    /// The page size with which the device maps the memory if its addresses are one range.
     pub const fn range_page(&self) -> PageSize {
         if self.end - self.start >= HUGE { PageSize::Size2M } else { PageSize::Size64K }
     }
@@ -345,8 +345,9 @@ impl Subnet {
 }
 
 impl RegUser {
-    /// Masks of queues, or of gates: those of `given` that are `there`, as programs that know
-    /// TofuD alone register all that it has. `None` if there are some outside of `known`.
+    /// Returns the queues or gates of the mask `given` that are also in `there`: programs written
+    /// for TofuD register all queues and gates that TofuD has. `None` if some are outside of
+    /// `known`.
     pub fn masks(
         given: [u64; NUM_TNI],
         known: u64,
@@ -436,8 +437,8 @@ pub enum Resource {
 
 impl LoadResource {
     /// The resource; `None` if there is none, or too much of it is to be read. Numbers are as in
-    /// the public interface, whose list leaves out the steering tables of queues 0 to 2 of the last
-    /// TNI, so that what follows has three less.
+    /// the public interface. Its list leaves out the steering tables of queues 0 to 2 of the last
+    /// TNI, so later numbers are lower by three.
     pub fn resource(&self) -> Option<Resource> {
         const QUEUES: u64 = (NUM_TNI * NUM_CQ) as u64;
         const STEERING: u64 = 3 * QUEUES + 2 * NUM_TNI as u64;

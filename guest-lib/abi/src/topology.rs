@@ -1,8 +1,8 @@
 //! The shape of a machine: its axes and ports, its nodes, which nodes are neighbours, and along
 //! which axes a packet goes.
 //!
-//! A device knows its own coordinates and nothing of other nodes. A guest learns the shape from
-//! its command line (`shape=2x2x4x2x3x2`, `torus=xyz`, both ours).
+//! A device has only its own coordinates. A guest gets the shape from its command line
+//! (`shape=2x2x4x2x3x2`, `torus=xyz`, both ours).
 //!
 //! *IEEE Micro 2012* is Ajima et al., "The Tofu Interconnect", IEEE Micro 32(1), 2012.
 

@@ -1,11 +1,11 @@
 //! Floating-point sums whose result does not depend on the order.
 //!
-//! Public: a channel's input is a number of 160 bits, a signed significand of 155 and an exponent
-//! of 5, which stands for -1200 to +1200 at intervals of 80. Gates hold 320 bits: two significands
-//! of 155 bits with neighbouring exponents. They do not normalise; where exponents differ, the
-//! smaller digit is dropped. So a sum is that of the inputs with the greatest exponent, plus that
-//! of the inputs with the next smaller one. Both are exact as integers. All other inputs do not
-//! count.
+//! Public: a channel's input is a number of 160 bits. It has a signed significand of 155 bits and
+//! an exponent of 5 bits, which encodes -1200 to +1200 in steps of 80. Gates hold 320 bits: two
+//! significands of 155 bits with neighbouring exponents. They do not normalise; if exponents
+//! differ, the smaller digit is dropped. So the result is the sum of the inputs with the greatest
+//! exponent, plus the sum of the inputs with the next smaller one. Both are exact as integers. All
+//! other inputs are ignored.
 //!
 //! *Ours*, as the layout of bits is not public:
 //!

@@ -26,7 +26,7 @@ fn exact(x: f64) -> BigInt {
 fn nearest(n: &BigInt) -> f64 {
     let negative = *n < BigInt::ZERO;
     let n = if negative { -n } else { n.clone() };
-    // Bits of positive doubles are in the order of what they stand for; infinity stands for 2^1024.
+    // The bits of positive doubles are in the order of their values; infinity counts as 2^1024.
     let value = |bits: u64| match bits {
         0x7ff0_0000_0000_0000 => BigInt::from(1) << 2098,
         bits => exact(f64::from_bits(bits)),
@@ -95,7 +95,7 @@ fn sum(numbers: &[f64]) -> f64 {
     f64::from_bits(sums(&in_order(numbers))[0])
 }
 
-/// The same double, in its bits, but for the payload of a NaN.
+/// The same double, bit by bit, except for the payload of a NaN.
 fn same(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
@@ -105,7 +105,7 @@ fn cancellation_leaves_what_is_small() {
     assert_eq!(sum(&[1e16, 1.0, -1e16]), 1.0);
     assert_eq!(sum(&[1.0, 1e16, -1e16]), 1.0);
     assert_eq!(1e16 + 1.0 - 1e16, 0.0, "as the processor does it");
-    // 2^-80 of the greatest, and less, may be dropped, wherever it comes.
+    // 2^-80 of the greatest, and less, may be dropped, in any position.
     assert_eq!(sum(&[1e300, 1.0, -1e300]), 0.0);
     assert_eq!(sum(&[1.0, 1e300, -1e300]), 0.0);
     // A sum that is 0 still has the exponent of what it was made of.
@@ -312,7 +312,7 @@ proptest! {
     ) {
         // Gates of a peer may hold anything.
         let of = |x: &Value, y: &Value| { let mut z = *x; combine(op, &mut z, y); z };
-        // What is not part of any number is lost at the first gate.
+        // Bits that are not part of any number are lost at the first gate.
         let zero = widen(op, &[0; INPUT_QWORDS]);
         let clean = |x: &Value| match op {
             Op::FpSum => of(x, &zero),

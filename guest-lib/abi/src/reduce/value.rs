@@ -4,11 +4,11 @@
 pub const INPUT_QWORDS: usize = 8;
 /// Qwords of an intermediate value and of a result: eight integers, or three 320-bit numbers.
 pub const VALUE_QWORDS: usize = 15;
-/// Integers that can be reduced at once in the device.
+/// The most integers of one reduction in the device.
 pub const MAX_INTEGERS: usize = 8;
-/// Integers that uTofu reduces at once.
+/// The most integers of one reduction of uTofu.
 pub const MAX_UTOFU_INTEGERS: usize = 6;
-/// Doubles that can be summed at once.
+/// The most doubles of one reduction.
 pub const MAX_DOUBLES: usize = 3;
 
 /// The operand of a barrier channel.

@@ -120,8 +120,8 @@ impl Iterator for Legs<'_> {
 
 impl FusedIterator for Legs<'_> {}
 
-/// The legs up to the target's X, Y and Z, as bits, for each set of axes on which a way's start and
-/// path differ.
+/// The legs up to the target's X, Y and Z, as bits, for each set of axes on which the start and the
+/// path of a way differ.
 const BEFORE: [u16; 64] = legs_of(0..6);
 /// The legs after that, for each set of axes on which path and target differ.
 const AFTER: [u16; 64] = legs_of(6..9);
@@ -146,7 +146,7 @@ const fn legs_of(legs: Range<usize>) -> [u16; 64] {
 /// The set of axes on which two places of a machine differ, a bit for each: those of X lowest.
 #[inline]
 const fn differing(one: u64, other: u64) -> usize {
-    // No coordinate has the highest bit of its byte, so the sum does not leave the byte, and has
+    // No coordinate has the highest bit of its byte, so the sum does not overflow the byte, and has
     // that bit unless they are equal.
     let differ = ((one ^ other) & 0x7f7f_7f7f_7f7f) + 0x7f7f_7f7f_7f7f;
     // Bit 8n times bit 40 - 7n of the factor is bit 40 + n. The other products are elsewhere, and

@@ -72,7 +72,7 @@ pub enum ShapeError {
     Length {
         /// The axis at fault.
         axis: Axis,
-        /// The length asked for.
+        /// The requested length.
         len: u8,
     },
     /// The text has a length that is out of range.
@@ -137,8 +137,8 @@ impl Shape {
     pub const HALF_RACK: Self = Self::build([2, 2, 4, 2, 3, 2], [true; 3]);
     /// A rack of Fugaku: 384 nodes. That its halves are neighbours on Z is ours.
     pub const RACK: Self = Self::build([2, 2, 8, 2, 3, 2], [true; 3]);
-    /// Two racks of the K computer: 17 units on Z, of which the one with Z = 0 has the I/O nodes
-    /// (IEEE Micro; the journal article). 192 compute nodes, 12 I/O nodes.
+    /// Two racks of the K computer: 17 units on Z, where the one with Z = 0 has the I/O nodes (IEEE
+    /// Micro; the journal article). 192 compute nodes, 12 I/O nodes.
     pub const K_RACKS: Self = Self::build([1, 1, 17, 2, 3, 2], [true; 3]).with_io_nodes(true);
     /// The compute nodes of the K computer, 82,944. Y is a mesh (TofuD paper).
     pub const K: Self = Self::build([24, 18, 16, 2, 3, 2], [true, false, true]);
@@ -263,8 +263,8 @@ impl Shape {
     /// Returns true if the machine has a node at these coordinates.
     #[inline]
     pub const fn contains(&self, coords: Coords) -> bool {
-        // All axes at once: the highest bit of a byte remains if the rest of the coordinate is not
-        // below the length, which is at most 32.
+        // All axes in parallel: the highest bit of a byte remains if the rest of the coordinate is
+        // not below the length, which is at most 32.
         const HIGH: u64 = 0x8080_8080_8080;
         let coords = coords.to_word();
         let [x, y, z, a, b, c] = self.len;
@@ -410,9 +410,9 @@ impl Shape {
         Port::ALL.into_iter().filter_map(move |port| Some((port, shape.neighbor(from, port)?)))
     }
 
-    /// The nodes of the block that a node is in, if the machine is cut into blocks of these
-    /// lengths from coordinate 0 on, in the order of their numbers. Blocks at the end of an axis
-    /// may be cut short. None if the machine has no such node.
+    /// Returns the nodes of a node's block, in the order of their numbers, if the machine is
+    /// divided into blocks of these lengths from coordinate 0 on. Blocks at the end of an axis may
+    /// be shorter. Empty if the machine has no such node.
     pub fn block(&self, at: Coords, lengths: [u8; 6]) -> impl Iterator<Item = Coords> + use<> {
         let (at, ends) = (at.to_array(), self.len);
         let mut first = at;
