@@ -60,12 +60,11 @@ pub fn pending(vector: Vector, seen: u64) -> bool {
     count(vector) != seen
 }
 
-/// Sleeps until an interrupt of `vector` has come since its count was `seen`, or
-/// `timeout_ns` nanoseconds have passed, or never mind the time for `None`.
-/// Returns the count.
+/// Sleeps until an interrupt of `vector` has come since its count was `seen`, or `timeout_ns`
+/// nanoseconds have passed; without a timeout for `None`. Returns the count.
 ///
-/// Taking `seen` before looking at what the interrupt announces, and waiting
-/// only if there was nothing to see, misses none.
+/// To miss no interrupt, take `seen` first, then check for the event that the interrupt announces,
+/// and wait only if there is none.
 pub fn wait(vector: Vector, seen: u64, timeout_ns: Option<u64>) -> u64 {
     let deadline = timeout_ns.map(|ns| time::now_ns().saturating_add(ns));
     loop {

@@ -1,9 +1,10 @@
 //! Run-time for small bare-metal guest programs.
 //!
 //! A program is a `no_std`, `no_main` crate for the host's own target (`x86_64-unknown-linux-gnu`):
-//! its kernel is this library's ring-0 file of some forty instructions. Everything else, this
-//! library included, runs in ring 3. The reason is PVM, KVM in software, where ring 3 runs natively
-//! and each ring-0 instruction is emulated. On hardware virtualisation this design costs nothing.
+//! its kernel is one file of this library, with some forty instructions in ring 0. Everything else,
+//! this library included, runs in ring 3. The reason is PVM (KVM in software), which runs ring 3
+//! natively and emulates each ring-0 instruction. On hardware virtualisation this design costs
+//! nothing.
 //!
 //! ```ignore
 //! #![no_std]
@@ -37,16 +38,16 @@
 //! success. A panic ends the program with [`EXIT_PANIC`], an unhandled exception with
 //! [`EXIT_EXCEPTION`]; both print what happened first.
 //!
-//! The VMM adds words to the command line that the library uses if they are there: `tsc_khz=`
-//! (frequency of the time stamp counter), `ecam=` (address of the PCI Express configuration space;
-//! without it configuration goes through ports) and `print=` (a port that takes a whole line by
-//! address; without it output goes to the serial port at 0x3f8, which costs an exit a byte).
+//! The library uses words that the VMM adds to the command line: `tsc_khz=` (frequency of the time
+//! stamp counter), `ecam=` (address of the PCI Express configuration space; without it
+//! configuration goes through ports) and `print=` (a port that takes a whole line by address;
+//! without it output goes to the serial port at 0x3f8, which costs an exit per byte).
 //!
 //! A program can also be started by its PVH entry, as QEMU's `-kernel` does. Then these words are
 //! absent, and the clock is measured against the ACPI timer.
 //!
-//! There is one CPU and one thread. Memory is identity-mapped: an address in the
-//! program is what a device needs for DMA.
+//! There is one CPU and one thread. Memory is identity-mapped: an address in the program is also
+//! the device's address for DMA.
 
 #![no_std]
 

@@ -91,8 +91,8 @@ pub fn take_ram() -> Option<Ram> {
 pub unsafe fn start(entry: u64, zero_page: &[u8; 4096], command_line: &str) -> ! {
     let line = &command_line.as_bytes()[..command_line.len().min(COMMAND_LINE_MAX)];
     mem::map_page_0();
-    // SAFETY: RAM of every PC, below the BIOS's own, which is not used any more: of what is
-    // there of this program's, the boot parameters and the command line, nothing is read again.
+    // SAFETY: this is RAM in every PC, below the BIOS's, and no longer in use: this program's boot
+    // parameters and command line are there, and are not read again.
     unsafe {
         let put = |at: usize, bytes: &[u8]| {
             core::ptr::copy(bytes.as_ptr(), at as *mut u8, bytes.len());

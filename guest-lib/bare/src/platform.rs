@@ -123,7 +123,7 @@ impl BarePlatform {
         self.registers + offset as usize
     }
 
-    /// Reads 8 bytes of BAR 0 wherever they are: for tests of the device, as registers are at
+    /// Reads 8 bytes of BAR 0 at any offset: for tests of the device, because registers are at
     /// multiples of 8.
     pub fn bar0_read64_unaligned(&self, offset: u64) -> u64 {
         // SAFETY: within the device's mapped registers, whose reads have no effect on memory.
@@ -152,8 +152,9 @@ impl Platform for BarePlatform {
     }
 
     fn bar0_write64(&self, offset: u64, value: u64) {
-        // SAFETY: within the device's mapped registers. The device does DMA to what the
-        // driver's tables and rings allow, which are `BareBuffer`s, to which no references exist.
+        // SAFETY: within the device's mapped registers. The device does DMA only to the memory in
+        // the driver's tables and rings. That memory is in `BareBuffer`s, to which no references
+        // exist.
         unsafe { mmio::write64(self.address(offset), value) };
     }
 
@@ -178,7 +179,7 @@ impl Platform for BarePlatform {
         let Some(Some(armed)) = vectors.get_mut(usize::from(index)) else {
             return false;
         };
-        // A timer costs exits to the VMM; who waits for hours does not need one.
+        // A timer costs exits to the VMM; a wait of hours does not need one.
         let timeout = (timeout_ns < LONG_NS).then_some(timeout_ns);
         let count = irq::wait(armed.vector, armed.seen, timeout);
         core::mem::replace(&mut armed.seen, count) != count
@@ -195,8 +196,8 @@ impl Windows for BarePlatform {
             return;
         };
         for (at, word) in (offset..).step_by(8).zip(data.as_chunks::<8>().0) {
-            // SAFETY: within the device's mapped windows, stores to which touch no memory that
-            // the program has references to: what is sent goes to credits of another node.
+            // SAFETY: within the device's mapped windows. Stores there change no memory to which
+            // the program has references: the data goes to credits of another node.
             unsafe { mmio::write64(windows + at as usize, u64::from_le_bytes(*word)) };
         }
     }
@@ -207,7 +208,7 @@ impl Windows for BarePlatform {
 
     fn publish(&self, offset: u64, word: u64) {
         let Some(windows) = self.windows.filter(|_| is_word(offset)) else { return };
-        // What was stored before: the processor keeps stores in order, as does assembly.
+        // Earlier stores come first: the processor keeps stores in order, and so does assembly.
         // SAFETY: as in `store`.
         unsafe { mmio::write64(windows + offset as usize, word) };
     }
@@ -280,8 +281,8 @@ impl Drop for BareBuffer {
     }
 }
 
-/// Copies bytes that a device may change meanwhile: in assembly, because to the compiler that
-/// would be a data race.
+/// Copies bytes that a device may change concurrently: in assembly, because in Rust that would be a
+/// data race.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.

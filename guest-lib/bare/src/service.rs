@@ -41,8 +41,8 @@ pub(crate) fn in32(port: u16) -> u32 {
 /// # Safety
 /// `count` points to a readable u64.
 pub(crate) unsafe fn wait(count: *const u64, seen: u64, ticks: u32) {
-    // SAFETY: the service reads `count`, and the interrupts that come in meanwhile
-    // change only their counts, which are read as volatile.
+    // SAFETY: the service reads `count`. Interrupts that arrive during the call change only their
+    // counts, which are read as volatile.
     unsafe {
         if ticks == 0 {
             asm!("lea rax, [service_wait]", "int3", in("rdi") count, in("rsi") seen,

@@ -16,7 +16,7 @@ unsafe impl Sync for Clock {}
 
 static CLOCK: Clock = Clock { start: Cell::new(0), khz: Cell::new(DEFAULT_KHZ) };
 
-/// Taken if the VMM does not tell; wrong by some factor, never zero.
+/// Used if the VMM does not give the frequency; wrong by some factor, never zero.
 const DEFAULT_KHZ: u64 = 2_000_000;
 
 /// Nanoseconds since the program started, by the frequency given as `tsc_khz=`

@@ -29,8 +29,8 @@ pub trait Exchange {
 pub struct GroupConfig {
     /// This member, below their number.
     pub rank: u32,
-    /// The members. If the ranks of a job form a box of X by Y by Z, say so here, and the
-    /// three-dimensional versions of algorithms are considered; otherwise they form a line.
+    /// The members. If the ranks of a job form a box of X by Y by Z, give its lengths here, so that
+    /// the three-dimensional versions of algorithms are considered; otherwise they form a line.
     pub shape: GroupShape,
     /// An algorithm that is wanted; otherwise one is chosen.
     pub algorithm: Option<Algorithm>,
@@ -42,7 +42,7 @@ pub struct GroupConfig {
 /// The reason why a group cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GroupError<E> {
-    /// The members cannot tell each other things.
+    /// The exchange among members failed.
     #[error("exchange among the members: {0}")]
     Exchange(E),
     /// The group makes no sense.

@@ -3,7 +3,7 @@
 //! A gate has at most two inputs, one from a gate of the same member and one from a gate of another
 //! member, and at most two outputs of the same kinds. Gate 0 of each member is its start and end
 //! gate: it sends the member's input to its outputs, and the signals at its inputs are the result.
-//! All other gates are relays, which combine their inputs and send the result on.
+//! All other gates are relays, which combine their inputs and forward the result.
 //!
 //! Every algorithm is made of three kinds of steps: two members exchange their values, a member
 //! passes its value to another one, or it passes the result to another one. Every algorithm
@@ -128,9 +128,8 @@ pub enum Algorithm {
     /// The same with double rings.
     DoubleRing3d,
     /// For members in this many consecutive parts of nearly equal size, each of one network
-    /// interface or of one node: trees, and recursive doubling among their roots, of which there
-    /// are 2^k. A tree has the members of one of the 2^k largest parts, and its share of those of
-    /// the others.
+    /// interface or of one node: 2^k trees, and recursive doubling among their roots. A tree has
+    /// the members of one of the 2^k largest parts, and a share of the members of the other parts.
     Parts(u32),
 }
 
@@ -179,7 +178,7 @@ pub struct BadGroup {
 }
 
 impl Algorithm {
-    /// The algorithms that are tried where none is asked for.
+    /// The algorithms that are tried if none is requested.
     pub const ALL: [Self; 5] = [
         Self::RecursiveDoubling3d,
         Self::RecursiveDoubling,
@@ -211,7 +210,7 @@ impl Algorithm {
                 let roots: Vec<u32> = trees.iter().map(|tree| tree[0]).collect();
                 builder.doubling(&roots);
                 for mut tree in trees {
-                    // Who has had a relay gate on the way up has none on the way down.
+                    // A member with a relay gate on the way up has none on the way down.
                     let others = tree.get_mut(2..).unwrap_or_default();
                     others.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
                     builder.scatter_evenly(&tree);

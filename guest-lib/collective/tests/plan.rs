@@ -94,7 +94,7 @@ impl Machine {
         self.fire(signal.to);
     }
 
-    /// Lets a gate fire if it has its inputs; an end gate must have been started, too.
+    /// Fires a gate if it has its inputs; an end gate must also have been started.
     fn fire(&mut self, at: GateOf) {
         let member = at.member as usize;
         let gate = &mut self.members[member][usize::from(at.gate)];

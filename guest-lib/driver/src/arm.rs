@@ -23,8 +23,8 @@ impl<D: DmaBuffer> Arm<D> {
     }
 
     /// Requests an interrupt for the next entry. The caller must check for existing entries
-    /// afterwards: the device writes an entry first and then reads the word, so one of the two sees
-    /// the other.
+    /// afterwards. The device writes an entry first and then reads the word, so either the device
+    /// sees the request or the caller sees the entry.
     pub(crate) fn ask(&self) {
         self.0.store_u64(0, 1, Ordering::Release);
         fence(Ordering::SeqCst);

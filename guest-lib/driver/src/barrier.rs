@@ -31,7 +31,7 @@ pub struct ChannelConfig {
     pub gpid: u64,
     /// Sequence number of the first round, 24 bits: the same for all members of the group. After a
     /// round that did not end, the next set-up of the same gates should use a number at least 2
-    /// higher, so that late signals differ from its own.
+    /// higher, so that late signals are not taken for new ones.
     pub bseq: u32,
     /// Subnet of remote gates. Its rights have no meaning here.
     pub subnet: CqsMode,
@@ -280,7 +280,7 @@ pub enum ChannelError {
     /// No interrupt is left.
     #[error(transparent)]
     Interrupt(IrqError),
-    /// A gate or channel was not enabled in time.
+    /// Timed out enabling a gate or channel.
     #[error(transparent)]
     Enable(TimedOut),
 }
@@ -302,7 +302,7 @@ pub enum ChannelWaitError {
     /// No round was started.
     #[error("no round was started")]
     Idle,
-    /// The round did not end in time. It may still end, unless the channel is closed.
+    /// The round timed out. It may still end, unless the channel is closed.
     #[error(
         "timed out{}{}",
         if exceptions.is_empty() { ": not all members came" } else { "; gates report:" },

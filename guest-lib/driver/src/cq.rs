@@ -102,10 +102,10 @@ pub enum OpenError {
     /// No interrupt is left.
     #[error(transparent)]
     Interrupt(IrqError),
-    /// The queue was not enabled in time.
+    /// Timed out enabling the queue.
     #[error(transparent)]
     Enable(TimedOut),
-    /// The device lacks the register of this name, by which interrupts are requested.
+    /// The device lacks the register of this name, which is needed to request interrupts.
     #[error("the device has no {0}: the tofu that runs it is older than this driver")]
     OldDevice(&'static str),
 }
@@ -138,7 +138,7 @@ pub struct CqException {
 /// The reason why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WaitError {
-    /// Nothing arrived in time.
+    /// The wait timed out.
     #[error("timed out")]
     TimedOut,
     /// The device reports an exception, which stays pending until
@@ -280,8 +280,8 @@ impl<P: Platform> Cq<P> {
         self.device().poll_register(status, "STATUS.CQ_ENABLE to be set", enabled).map(drop)
     }
 
-    /// Gives a queue that was opened without interrupts those that tell of entries, for callers
-    /// that begin to wait later. Nothing fires before [`Cq::ask_interrupt`]. `masked` is
+    /// Gives a queue that was opened without interrupts those for new entries, for callers that
+    /// begin to wait later. Nothing fires before [`Cq::ask_interrupt`]. `masked` is
     /// [`CqConfig::mrq_interrupt_mask`]. Does nothing if the queue has interrupts.
     ///
     /// # Errors
@@ -294,7 +294,7 @@ impl<P: Platform> Cq<P> {
         let platform = self.device().platform();
         platform.irq_enable(self.vector).map_err(OpenError::Interrupt)?;
         let arm = Arm::new(platform).map_err(OpenError::Memory)?;
-        // From here on, what the device had to tell goes to the word instead of IRR.
+        // From here on, the device uses the word instead of IRR.
         self.write(CqsReg::InterruptArmIpa, arm.addr());
         if self.read(CqsReg::InterruptArmIpa) != arm.addr() {
             return Err(OpenError::OldDevice(CqsReg::InterruptArmIpa.name()));
@@ -400,8 +400,8 @@ impl<P: Platform> Cq<P> {
     /// Like [`Cq::register`] for one contiguous range, with a given STag. The first byte of the
     /// range gets the given offset.
     ///
-    /// A peer that knows the STag also reaches the memory before the range in the pages of its
-    /// first byte, as far back as offset 0.
+    /// A peer that knows the STag also reaches memory before the range: within the page of its
+    /// first byte, but not below offset 0.
     ///
     /// # Errors
     ///

@@ -55,7 +55,7 @@ pub enum DeviceError {
         "a Tofu device of a generation that this driver does not know: GENERATION reads {0:#x}"
     )]
     Generation(u64),
-    /// A network interface was not enabled or disabled in time.
+    /// Timed out enabling or disabling a network interface.
     #[error(transparent)]
     Tni(TimedOut),
 }

@@ -1,9 +1,8 @@
 //! Driver core for the Tofu interconnect controller (ICC).
 //!
-//! The core knows the registers, queues and tables of the device but not its surroundings: a
-//! [`Platform`] provides the register space, memory for DMA, interrupts and a clock. The same code
-//! drives the device from a test in the same process, from a bare-metal guest and from a Linux
-//! process.
+//! The core handles the registers, queues and tables of the device. A [`Platform`] provides its
+//! environment: the register space, memory for DMA, interrupts and a clock. The same code drives
+//! the device from a test in the same process, from a bare-metal guest and from a Linux process.
 //!
 //! In the order of use:
 //!
@@ -19,7 +18,7 @@
 //!
 //! [`Rings`] and [`Rounds`] are the hot paths of a queue and a channel. They need only memory and a
 //! [`UserPage`], so a process can also use them if its kernel sets the queues up. [`ServedRings`]
-//! are such rings for a process that serves them in the device's place.
+//! are such rings, served by another process in place of the device.
 //!
 //! Registers are accessed only while setting up and tearing down, because in a guest a register
 //! access may cost an exit to the VMM. The hot path uses memory alone, except for the doorbell and,

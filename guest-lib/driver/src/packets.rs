@@ -94,7 +94,7 @@ pub enum PacketError {
     /// The control queue cannot be opened.
     #[error(transparent)]
     Queue(OpenError),
-    /// There is no such TNI, or it was not enabled in time.
+    /// There is no such TNI, or enabling it timed out.
     #[error(transparent)]
     Device(DeviceError),
     /// No memory for queues and buffers.
@@ -200,7 +200,7 @@ impl<D: DmaBuffer> Memory<D> {
         let alloc = |count: usize, size: usize, align: usize| {
             platform.alloc_dma(count * size, align).map_err(PacketError::Memory)
         };
-        // Other nodes see whole pages.
+        // Other nodes can read whole pages.
         let (table, page) = (TABLE_ALIGN as usize, SHARED_PAGE.bytes() as usize);
         let (rx_buffers, tx_buffers) = (config.rx_buffers.into(), config.tx_buffers.into());
         let memory = Self {

@@ -214,9 +214,9 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         Ok(())
     }
 
-    /// Puts a command into the transmit order queue, but hides it from the device, together with
-    /// all commands posted this way after it, until a command is posted in another way. A doorbell
-    /// alone does not start them.
+    /// Puts a command into the transmit order queue, but hides it from the device until a command
+    /// is posted in another way. Several commands can be posted like this; a doorbell alone does
+    /// not start them.
     ///
     /// # Errors
     ///

@@ -130,7 +130,7 @@ impl<D: DmaBuffer, G: UserPage> Rounds<D, G> {
                 *word = self.notices.load_u64(start + 8 * i, Ordering::Relaxed);
             }
         }
-        // Cleared, so that this half does not look like the end of a round when it is used again.
+        // Cleared, so that this half is not taken for the end of a round when it is used again.
         self.notices.store_u64(at, 0, Ordering::Relaxed);
         let outcome = Outcome { bseq: self.bseq, op, value };
         self.next_round();

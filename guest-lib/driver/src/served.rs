@@ -14,8 +14,8 @@ use crate::rings::RingMemory;
 /// The rings of a process that posts and polls by [`Rings`](crate::Rings) on the same memory, for
 /// another process that serves it.
 ///
-/// The first process may write anything there. Only it suffers from that: orders are copied before
-/// they are looked at, and no more of them are taken than the ring has entries.
+/// The first process may write anything there, and harms only itself: orders are copied before they
+/// are checked, and no more are taken at a time than the ring has entries.
 #[derive(Debug)]
 pub struct ServedRings<D> {
     memory: RingMemory<D>,
@@ -50,8 +50,8 @@ impl<D: DmaBuffer> ServedRings<D> {
         Some(Descriptor([header.0, a, b, c]))
     }
 
-    /// Takes the next command, with all of its descriptors. Its end is to be told by
-    /// [`ServedRings::complete`], in the order in which commands were taken.
+    /// Takes the next command, with all of its descriptors. The caller must complete commands by
+    /// [`ServedRings::complete`], in the order in which they were taken.
     pub fn take(&mut self) -> Option<Order> {
         let first = self.posted(self.fetch)?;
         let mut next = self.fetch;

@@ -239,8 +239,8 @@ proptest! {
     }
 }
 
-/// A command of two descriptors, its completion, and two notices, of which the second has no room
-/// before the first was taken. Each side looks a few times only, as threads do not wait here.
+/// A command of two descriptors, its completion, and two notices; the second has no room until the
+/// first is taken. Each side polls a few times only, because threads do not wait here.
 #[test]
 fn loom_entries_are_whole_when_seen() {
     let mut model = loom::model::Builder::new();
