@@ -1,4 +1,4 @@
-//! `libtofu-fi`: a provider of libfabric, by which MPI libraries send over Tofu.
+//! `libtofu-fi`: a libfabric provider, through which MPI libraries communicate over Tofu.
 //!
 //! libfabric loads it, calls `fi_prov_ini`, and gets tables of functions ([`ffi`]). Messages,
 //! credits and matching are in [`core`], which knows nothing of libfabric. The device is that of

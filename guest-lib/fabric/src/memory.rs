@@ -18,8 +18,8 @@ impl ProgramMemory {
     ///
     /// # Safety
     ///
-    /// Until the operation that it is given to has ended, all pieces are memory that can be read,
-    /// and written if the operation writes, and nothing else in the process uses it as Rust memory.
+    /// Until the operation with this memory has ended, all pieces can be read, and written if the
+    /// operation writes, and nothing else in the process uses them as Rust memory.
     pub(crate) unsafe fn new(pieces: impl ExactSizeIterator<Item = (usize, usize)>) -> Self {
         let mut pieces = pieces;
         match pieces.len() {
@@ -172,7 +172,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the own memory, to which there are no references.
+        // SAFETY: this object's memory, to which there are no references.
         unsafe { libc::munmap(self.at.cast(), self.size) };
     }
 }

@@ -250,15 +250,15 @@ pub(crate) struct Tofucom {
     signals: Pages,
     chunks: Vec<Option<Pages>>,
     staging: Pages,
-    /// Tokens of the slots that are on their way, and places for others.
+    /// Tokens of the slots in flight, and free places.
     staged: Vec<u32>,
     free: Vec<usize>,
-    /// Gets, by the data of their notices, and those of them that are to be posted once more.
+    /// Gets, by the data of their notices, and those that must be posted again.
     gets: Vec<Option<Get>>,
     again: VecDeque<usize>,
-    /// Events for commands that were refused at once.
+    /// Events for commands that were refused immediately.
     refused: VecDeque<Event>,
-    /// Polls that found nothing while commands were on their way.
+    /// Polls that found nothing while commands were in flight.
     looks: u32,
 }
 
@@ -325,10 +325,10 @@ impl Tofucom {
         (code == SUCCESS).then_some(stadd)
     }
 
-    /// Returns the ways to a peer, whose rails begin at the next interface: "Quad-rail network
-    /// interfaces" are for several targets as well. A transfer takes four, two or one of the
-    /// shortest paths, depending on how many of A, B and C differ (IEEE Micro, 2012), but no more
-    /// than there are interfaces.
+    /// Returns the ways to a peer. The rails of each new peer begin at the next interface, because
+    /// "Quad-rail network interfaces" are for several targets as well. A transfer takes four, two
+    /// or one of the shortest paths, depending on how many of A, B and C differ (IEEE Micro, 2012),
+    /// but no more than there are interfaces.
     fn route(&mut self, peer: Address) -> &Route {
         let (tnis, next) = (1 + self.others.len(), self.routes.len());
         self.routes.entry(peer).or_insert_with(|| {
@@ -578,9 +578,8 @@ impl Transport for Tofucom {
         let flags = REMOTE_NOTICE | LOCAL_NOTICE;
         let (peer, nothing) = (way.peer.0, std::ptr::null_mut());
         self.staged[index] = token;
-        // By the default path: a Put whose answer was lost must not be repeated by another one, as
-        // the slot may have been read and filled anew meanwhile.
-        // SAFETY: the queue exists.
+        // By the default path: a Put whose answer was lost must not be repeated on another path,
+        // because the slot may since have been read and filled again. SAFETY: the queue exists.
         let code =
             unsafe { (self.api.put)(vcq, peer, local, remote, length, FILL, flags, nothing) };
         if code == SUCCESS {
@@ -604,8 +603,8 @@ impl Transport for Tofucom {
         let remote = remote + u64::from(value);
         let flags = REMOTE_NOTICE | LOCAL_NOTICE;
         let (vcq, nothing) = (self.first.vcq, std::ptr::null_mut());
-        // From the first queue, by which peers know this endpoint.
-        // SAFETY: the queue exists.
+        // From the first queue, whose address identifies this endpoint to peers. SAFETY: the queue
+        // exists.
         let code =
             unsafe { (self.api.put_piggyback8)(vcq, peer.0, 0, remote, 1, kind, flags, nothing) };
         self.posted(code, Event::Lost(peer))

@@ -36,8 +36,8 @@ pub struct Send<M> {
     pub tag: u64,
     /// Data for the receiver's completion.
     pub data: Option<u64>,
-    /// The context for the completion. Without it there is none, and the memory is the program's
-    /// again at once.
+    /// The context for the completion. Without a context there is no completion, and the program
+    /// may reuse the memory immediately.
     pub context: Option<usize>,
     /// False if the program wants to know only if it fails.
     pub wanted: bool,
@@ -96,7 +96,7 @@ pub struct Endpoint<T: Transport> {
     /// Peers and fetches that wait for room at the device.
     pub(super) listed: VecDeque<Number>,
     pub(super) asking: VecDeque<u64>,
-    /// Peers for which there is no ring, and who do not know it yet.
+    /// Peers for which there is no ring, and which have not been notified yet.
     pub(super) turned_away: VecDeque<Address>,
     pub(super) commands: Commands,
     pub(super) completions: VecDeque<Completion>,
@@ -193,8 +193,7 @@ impl<T: Transport> Endpoint<T> {
         }
     }
 
-    /// Sends a message through slots, or has the receiver read it, which the header of this kind
-    /// asks for.
+    /// Sends a message through slots; or, for a header of this kind, makes the receiver read it.
     pub(super) fn offer(
         &mut self,
         number: Number,
@@ -331,7 +330,7 @@ impl<T: Transport> Endpoint<T> {
         numbers.dedup();
         for number in numbers {
             let Some(peer) = self.peers.get(number).filter(|peer| !peer.failed) else { continue };
-            // If the device has no room, it has work whose end will tell.
+            // If the device has no room, the completion of its work triggers another attempt.
             let _ = self.transport.signal(peer.address, Signal::Credit(peer.emptied()));
         }
     }
@@ -341,8 +340,8 @@ impl<T: Transport> Endpoint<T> {
         self.completions.pop_front()
     }
 
-    /// Makes progress until all that was sent has arrived, or the time has passed. Returns whether
-    /// it has arrived.
+    /// Makes progress until all sent messages have arrived or the timeout has passed. Returns true
+    /// if they have arrived.
     pub fn drain(&mut self, timeout: Duration) -> bool {
         let start = Instant::now();
         loop {

@@ -52,7 +52,7 @@ pub(super) struct Fetch<M> {
     pub(super) length: usize,
     /// Bytes of each Get but the last.
     pub(super) piece: usize,
-    /// Bytes that the device was asked for.
+    /// Bytes requested from the device.
     pub(super) asked: usize,
     /// Gets that have not ended.
     pub(super) pending: usize,

@@ -15,19 +15,19 @@ pub(super) enum Kind {
     Done,
     /// The receiver could not read a message.
     Failed,
-    /// A part of what is written to a region.
+    /// A part of the data for a write to a region.
     Write,
-    /// The places of what is written to a region, which the receiver reads.
+    /// The places of the data for a write to a region, which the receiver reads.
     WriteRequest,
-    /// A region is to be read.
+    /// A request to read a region.
     Read,
-    /// A part of what a region has.
+    /// A part of a region's contents.
     Data,
-    /// The places of what a region has, which the receiver reads.
+    /// The places of a region's contents, which the receiver reads.
     DataRequest,
-    /// Numbers of a region are to be changed.
+    /// A request for an atomic operation on a region.
     Atomic,
-    /// There is no such region, or it may not be used like this.
+    /// There is no such region, or the access is not allowed.
     Refused,
 }
 
@@ -57,14 +57,14 @@ impl Kind {
 pub(super) struct Header {
     pub(super) kind: Kind,
     pub(super) tagged: bool,
-    /// The sender wants to know when the message is out of its slots.
+    /// The sender requests an answer when the message is out of its slots.
     pub(super) answer: bool,
     pub(super) data: Option<u64>,
     /// Slots that the sender of this one has emptied, modulo 2^16.
     pub(super) emptied: u16,
     /// Bytes in this slot.
     pub(super) length: u32,
-    /// The tag; for contents of a region, the number that the one who asked knows.
+    /// The tag; for contents of a region, the requester's number of the operation.
     pub(super) tag: u64,
     /// Bytes of the whole message.
     pub(super) total: u64,

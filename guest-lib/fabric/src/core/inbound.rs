@@ -171,7 +171,7 @@ impl<T: Transport> Endpoint<T> {
         }
     }
 
-    /// A message is to be read from its sender.
+    /// Handles a message that must be read from its sender.
     fn request(&mut self, source: Address, header: &Header, places: &[u8]) {
         let envelope = Self::envelope(source, header);
         let (at, id) = (Spot::decode(places), header.id);

@@ -16,7 +16,7 @@ pub struct Receive<M> {
     pub source: Option<Address>,
     /// True for messages with tags.
     pub tagged: bool,
-    /// The tag, but for the bits of `ignore`.
+    /// The tag, except for the bits of `ignore`.
     pub tag: u64,
     /// Bits of the tag that may differ.
     pub ignore: u64,
@@ -228,7 +228,7 @@ impl<M: Memory> Matching<M> {
         number
     }
 
-    /// Finds the first message that waits for a receive like this.
+    /// Finds the first waiting message that matches this receive.
     pub(super) fn find(
         &self,
         tagged: bool,

@@ -1,19 +1,19 @@
-//! Messages between endpoints, without any knowledge of libfabric.
+//! Messages between endpoints, independent of libfabric.
 //!
 //! An [`Endpoint`] sends over a [`Transport`]: Puts into slots of its peers, one-byte signals, and
-//! Gets. Each pair of endpoints that has something to say has a ring of [`SLOTS`] slots in each
-//! direction. The receiver gives rings away as peers introduce themselves by a signal, so there is
-//! no limit on senders below that of memory. A sender knows how many slots of its ring are free
-//! (credits), and what does not fit waits in a queue of the sender. The receiver empties slots as
-//! soon as it looks, whether or not a receive is posted: a slot never waits for the program, and
-//! credits return by signals, which need no slot. So rings neither overflow nor deadlock.
+//! Gets. Each pair of endpoints that communicates has a ring of [`SLOTS`] slots in each direction.
+//! The receiver assigns a ring when a peer introduces itself by a signal, so the number of senders
+//! is limited only by memory. A sender counts the free slots of its ring (credits), and queues
+//! messages for which there is none. The receiver empties slots whenever it polls, even if no
+//! receive is posted, so a slot never waits for the program. Credits return by signals, which need
+//! no slot. So rings neither overflow nor deadlock.
 //!
 //! Messages of up to [`EAGER`] bytes travel through slots. For longer ones the sender registers its
 //! memory and sends its addresses; the receiver reads it by Gets when a receive matches, and
 //! answers.
 //!
-//! Messages from [`DIVIDED`] bytes on are divided among the rails of the peer, of which the
-//! transport says how many there are: those in slots into more slots, long ones into more Gets.
+//! Messages of at least [`DIVIDED`] bytes are divided among the rails of the peer; the transport
+//! reports their number. Messages in slots take more slots, and long ones more Gets.
 //!
 //! Reads, writes and atomic operations on [`Regions`] are messages of other kinds, which the
 //! endpoint of the region serves as it makes progress: so an access sees the region as it is now,
@@ -62,7 +62,7 @@ pub use transport::{Address, Busy, Event, Memory, Place, Signal, Spot, Transport
 pub const SLOT: usize = 8 << 10;
 /// Slots of a ring, which are the credits of a sender.
 pub const SLOTS: u16 = 8;
-/// Rings whose memory is registered at once.
+/// The number of rings whose memory is registered together.
 pub const RINGS_PER_CHUNK: u16 = 16;
 /// Chunks of rings, which limits the peers of an endpoint to 4,080.
 pub const CHUNKS: u16 = 255;

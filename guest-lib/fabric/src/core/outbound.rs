@@ -27,8 +27,8 @@ impl<T: Transport> Endpoint<T> {
         }
     }
 
-    /// Returns `None` if the device has no room, so that it must be tried again. What waits for
-    /// the peer is tried when the peer says something.
+    /// Returns `None` if the device has no room, so that this must be retried. Messages that wait
+    /// for the peer are retried when a message of the peer arrives.
     fn try_flush(&mut self, number: Number) -> Option<()> {
         self.greet(number)?;
         loop {
@@ -121,7 +121,7 @@ impl<T: Transport> Endpoint<T> {
         self.end_operation(finished, tagged, context, wanted, failure);
     }
 
-    /// Ends all that this peer has to do with.
+    /// Fails all operations with this peer.
     pub(super) fn fail(&mut self, number: Number, failure: Failure) {
         let Some(peer) = self.peers.get(number).filter(|peer| !peer.failed) else { return };
         let address = peer.address;
@@ -133,7 +133,7 @@ impl<T: Transport> Endpoint<T> {
         }
     }
 
-    /// Ends all that was sent to a peer, or comes from it.
+    /// Fails all messages to and from a peer.
     fn end_peer(&mut self, number: Number, failure: Failure) {
         let Some(peer) = self.peers.get_mut(number) else { return };
         if std::mem::replace(&mut peer.failed, true) {

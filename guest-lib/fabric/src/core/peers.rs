@@ -1,4 +1,4 @@
-//! Peers: who has which ring, and how many slots are free.
+//! Peers, their rings, and the free slots of these.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -22,7 +22,7 @@ pub(super) struct Peer {
     /// The peer knows its ring here.
     pub(super) greeted: bool,
     pub(super) failed: bool,
-    /// It is in the list of those that something is to be sent to.
+    /// It is in the list of peers with messages to send.
     pub(super) listed: bool,
     /// Messages that wait for slots.
     pub(super) queue: VecDeque<Outgoing>,
@@ -31,7 +31,7 @@ pub(super) struct Peer {
     freed: u16,
     /// Slots of the own ring that are filled but not emptied, a bit for each.
     arrived: u16,
-    /// Slots that were emptied, and the number that the peer knows.
+    /// Slots that were emptied, and the number last reported to the peer.
     emptied: u16,
     told: u16,
     /// The message whose parts arrive.
@@ -63,13 +63,14 @@ impl Peer {
         (used < SLOTS).then_some(Place { ring, slot: self.filled % SLOTS })
     }
 
-    /// The slot was filled, and the peer was told how many slots were emptied.
+    /// Notes that the slot was filled, with a header that reports the emptied slots.
     pub(super) fn fill(&mut self) {
         self.filled = self.filled.wrapping_add(1);
         self.told = self.emptied;
     }
 
-    /// The peer says how many slots it has emptied. It cannot have emptied more than were filled.
+    /// Handles a peer's report of the slots that it has emptied. It cannot have emptied more than
+    /// were filled.
     pub(super) fn free(&mut self, freed: u16) {
         let used = self.filled.wrapping_sub(self.freed);
         let more = freed.wrapping_sub(self.freed);
@@ -83,12 +84,12 @@ impl Peer {
         self.emptied
     }
 
-    /// Returns the number to tell the peer, if it is time to.
+    /// Returns the number to report to the peer, if a report is due.
     pub(super) const fn to_tell(&self) -> Option<u16> {
         if self.emptied.wrapping_sub(self.told) >= TELL_AFTER { Some(self.emptied) } else { None }
     }
 
-    /// The peer was told.
+    /// Notes that the number was reported.
     pub(super) const fn tell(&mut self) {
         self.told = self.emptied;
     }
@@ -162,8 +163,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A ring between two peers never has more filled slots than it has, and slots are emptied
-        /// in the order in which they were filled, for any order of events.
+        /// For any order of events, a ring between two peers never has more filled slots than
+        /// slots, and slots are emptied in the order in which they were filled.
         #[test]
         fn credits_never_overflow(steps in proptest::collection::vec(0u8..4, 0..400)) {
             let (mut from, mut to) = (Peer::new(Address(1)), Peer::new(Address(2)));
@@ -191,7 +192,7 @@ mod tests {
                     _ => if let Some(told) = credits.pop_front() { from.free(told) },
                 }
             }
-            // However it went, both can go on.
+            // After any order of events, both can continue.
             while to.next_arrived().is_some() { to.empty(); }
             from.free(to.emptied());
             prop_assert!(from.free_slot().is_some());

@@ -28,7 +28,7 @@ impl Lease {
 #[derive(Debug)]
 struct Region<M> {
     memory: M,
-    /// The address by which peers name the first byte.
+    /// The address of the first byte for peers.
     base: u64,
     access: Access,
     lease: Lease,
@@ -61,7 +61,7 @@ impl<M: Memory> Regions<M> {
         self.0.remove(&key).map(|region| region.lease)
     }
 
-    /// Returns a part of a region, if it is within, and may be used like this.
+    /// Returns a part of a region, if it is within the region and the access is allowed.
     pub(super) fn find(
         &self,
         key: u64,

@@ -27,8 +27,8 @@ pub struct Remote<M> {
     pub place: u64,
     /// The operation.
     pub action: Action<M>,
-    /// The context for the completion. Without it there is none, and the memory is the program's
-    /// again at once.
+    /// The context for the completion. Without a context there is no completion, and the program
+    /// may reuse the memory immediately.
     pub context: Option<usize>,
     /// False if the program wants to know only if it fails.
     pub wanted: bool,
@@ -155,8 +155,8 @@ impl<T: Transport> Endpoint<T> {
         Some(())
     }
 
-    /// Changes numbers of a region here. Returns the old ones. No other endpoint of the domain
-    /// changes numbers meanwhile.
+    /// Performs an atomic operation on a region of this process. Returns the old values. The lock
+    /// keeps other endpoints of the domain from changing them at the same time.
     fn change(&self, key: u64, place: u64, atomic: Atomic, operands: &[u8]) -> Option<Vec<u8>> {
         let length = atomic.length(operands.len())?;
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,7 +241,7 @@ impl<T: Transport> Endpoint<T> {
         }
     }
 
-    /// The bytes that were asked for are to be read from the peer.
+    /// Handles an answer to a read whose bytes must be fetched from the peer.
     pub(super) fn data_requested(
         &mut self,
         number: Number,

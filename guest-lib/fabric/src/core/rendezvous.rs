@@ -105,7 +105,7 @@ impl<T: Transport> Endpoint<T> {
         self.end_fetch(fetch.source, fetch.target, fetch.id, failure);
     }
 
-    /// Ends a fetch, and tells the sender.
+    /// Ends a fetch, and notifies the sender.
     fn end_fetch(
         &mut self,
         source: Address,
@@ -128,8 +128,7 @@ impl<T: Transport> Endpoint<T> {
         }
     }
 
-    /// Tells a sender how a message that it has offered, or something that it has asked for, has
-    /// ended.
+    /// Reports the result of an offered message or of a request to its sender.
     pub(super) fn answer(&mut self, to: Address, kind: Kind, id: u64) {
         let Some(number) = self.peers.find(to) else { return };
         let header = Header { id, ..Header::of(kind) };

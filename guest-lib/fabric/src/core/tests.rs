@@ -81,7 +81,7 @@ impl Network {
         self.until_busy == 0
     }
 
-    /// A command takes a way. Returns whom it leads to.
+    /// Sends a command along a way. Returns its target.
     fn take(&mut self, way: Way) -> Address {
         *self.used.entry(way.rail % self.rails.max(1)).or_default() += 1;
         way.peer
@@ -253,7 +253,7 @@ impl Machine {
     }
 
     /// The device does not know which slots were emptied; the test does, because the receivers
-    /// empty all that they were told of.
+    /// empty all filled slots.
     fn forget_emptied(&mut self) {
         let mut network = self.network.borrow_mut();
         let waiting: Vec<(Address, Place)> = network

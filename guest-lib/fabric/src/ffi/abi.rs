@@ -30,7 +30,7 @@ pub(super) const MSG: u64 = 1 << 1;
 pub(super) const RMA: u64 = 1 << 2;
 pub(super) const TAGGED: u64 = 1 << 3;
 pub(super) const ATOMIC: u64 = 1 << 4;
-/// Also a flag of address vectors with names, which are only looked at.
+/// Also a flag of address vectors with names, which are opened read-only.
 pub(super) const READ: u64 = 1 << 8;
 pub(super) const WRITE: u64 = 1 << 9;
 pub(super) const RECV: u64 = 1 << 10;
@@ -78,7 +78,7 @@ pub(super) const CONTROL_GETWAIT: c_int = 5;
 pub(super) const CONTROL_ENABLE: c_int = 6;
 pub(super) const OPT_MIN_MULTI_RECV: c_int = 0;
 /// The longest message with and without a tag and access to a region, and the longest atomic
-/// operation; then the same for those whose memory is the program's again at once.
+/// operation; then the same for operations whose memory the program may reuse immediately.
 pub(super) const OPT_MAX: [c_int; 4] = [12, 13, 14, 15];
 pub(super) const OPT_INJECT: [c_int; 4] = [16, 17, 18, 19];
 

@@ -66,11 +66,12 @@ impl Queue {
 
     /// Takes completions up to the first error or receive, and gives each to `to`.
     ///
-    /// mpich serves all that it has got from one call before it looks at its own shared memory,
-    /// where it has the operations of a process on its own window. mpi4py's locks set a word of
-    /// their window so, and then announce themselves to a peer, without a flush of the first. That
-    /// peer's answer and its change of the same word may be here at once, and were applied before
-    /// the own one.
+    /// The batch ends at a receive because of the order in which mpich works. It handles all
+    /// completions of one call before it polls its own shared memory, through which a process's
+    /// operations on its own window pass. mpi4py's locks set a word of their window in this way,
+    /// and then announce themselves to a peer, without a flush in between. The peer's answer and
+    /// its change of the same word may arrive together, and would be applied before the process's
+    /// own change.
     fn take(&self, count: usize, mut to: impl FnMut(usize, &Item)) -> isize {
         self.progress();
         let mut items = lock(&self.items);
@@ -101,7 +102,7 @@ pub(super) struct Cq {
     size: usize,
 }
 
-/// A signal may come between a look at it and the sleep.
+/// A signal may come between the check for it and the sleep, so no sleep is longer.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 static CQ: Ops = Ops { control, ..Ops::closing(close) };

@@ -22,7 +22,7 @@ struct EventQueue {
     ops: *const EventOps,
 }
 
-/// `fi_ops_eq`, of which the first two say that nothing is there.
+/// `fi_ops_eq`. The first two functions always report that there is no event.
 #[repr(C)]
 struct EventOps {
     size: usize,

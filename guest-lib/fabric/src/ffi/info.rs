@@ -9,7 +9,7 @@ use super::object::guard;
 use crate::core::EAGER;
 use crate::tofucom;
 
-/// The name by which programs choose the provider.
+/// The name with which programs select the provider.
 pub(super) const NAME: &CStr = c"tofu";
 /// libfabric's version of the interface: as new as any, because it ignores providers that are older
 /// than a program.
@@ -18,7 +18,7 @@ pub(super) const INTERFACE: u32 = 2 << 16 | 99;
 pub(super) const ADDRESS: usize = 16;
 /// The format of addresses: one of our own.
 const FORMAT: u32 = 1 << 31 | 0x746f;
-/// The longest message whose memory is the program's again at once.
+/// The longest message whose memory the program may reuse immediately.
 pub(super) const MOST_INJECTED: usize = 4096;
 /// Pieces of memory of an operation.
 pub(super) const PIECES: usize = 4;
@@ -41,16 +41,17 @@ const CAPS: u64 = MESSAGES
     | abi::SOURCE
     | abi::LOCAL_COMM
     | abi::REMOTE_COMM;
-/// The capabilities for a program that asks for none. mpich takes what it sees then. It is without
-/// atomic operations: those of mpich itself are messages that the target serves, as they are here,
-/// and they are one kind with its operations of a process on its own window.
+/// The capabilities for a program that requests none. mpich uses all that it finds. Atomic
+/// operations are left out: mpich's own are messages that the target serves, as they would be here,
+/// and they are consistent with a process's operations on its own window.
 const DEFAULT: u64 = CAPS & !abi::ATOMIC & !abi::RMA_EVENT;
 const TX_CAPS: u64 = abi::MSG | abi::TAGGED | abi::SEND | ACCESSES | OWN;
 const RX_CAPS: u64 = CAPS & !abi::SEND & !OWN & !abi::LOCAL_COMM & !abi::REMOTE_COMM;
 /// Sends are in order, and so are accesses that travel through slots.
 const ORDER: u64 = abi::ORDER_SAS | abi::ORDER_ACCESSES;
-/// Flags of sends that can be the default. A send through slots ends when the message is in memory
-/// of the receiver's endpoint, and one that the receiver reads when it has been read.
+/// Flags of sends that can be the default. A send through slots completes when the message is in
+/// the memory of the receiver's endpoint. A send that the receiver reads completes when it has been
+/// read.
 const TX_FLAGS: u64 = abi::COMPLETION
     | abi::INJECT
     | abi::INJECT_COMPLETE
@@ -58,8 +59,8 @@ const TX_FLAGS: u64 = abi::COMPLETION
     | abi::DELIVERY_COMPLETE;
 const RX_FLAGS: u64 = abi::COMPLETION | abi::MULTI_RECV;
 
-/// Returns whether the process may have a device. It is quick, since libfabric asks it in any
-/// program that it is loaded by.
+/// Returns true if the process may have a device. This must be fast, because libfabric calls it in
+/// every program that loads it.
 fn may_have_device() -> bool {
     env::var_os("TOFU_PROVIDER").is_some() || env::var_os("TOFU_RANK").is_some()
 }
@@ -103,7 +104,7 @@ unsafe fn is_named(name: *const c_char) -> bool {
     name.is_null() || unsafe { CStr::from_ptr(name) } == NAME
 }
 
-/// Returns whether the provider has what is asked for.
+/// Returns true if the provider supports the request.
 ///
 /// # Safety
 ///
@@ -292,10 +293,10 @@ fn mr_mode(version: u32, asked: c_int) -> c_int {
     }
 }
 
-/// Tags have no fields of our own.
+/// Tags have no fields of the provider's.
 const TAG_FORMAT: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 
-/// Capabilities that come with those asked for.
+/// Capabilities implied by the requested ones.
 const fn added(wanted: u64) -> u64 {
     let messages = wanted & (abi::MSG | abi::TAGGED) != 0;
     let directions = wanted & (abi::SEND | abi::RECV) != 0;

@@ -97,13 +97,13 @@ fn start_send(shared: &Shared, operation: Operation) -> isize {
         return abi::INVALID as isize;
     }
     let wanted = shared.wants_send(flags);
-    // Such a message is copied at once.
+    // Such a message is copied immediately.
     let copied = flags & abi::INJECT != 0 && memory.len() <= MOST_INJECTED;
     let context = if copied && !wanted { NO_CONTEXT } else { context };
     post(shared, (to, memory, tag), (flags, data), context, wanted)
 }
 
-/// Sends a message whose memory is the program's again at once, and whose end is not reported.
+/// Sends a message whose memory the program may reuse immediately, and without a completion.
 fn start_inject(shared: &Shared, operation: Operation) -> isize {
     let Operation { memory, address, tag, data, flags, .. } = operation;
     if memory.len() > MOST_INJECTED || memory.is_null() {

@@ -1,9 +1,9 @@
 //! The tables of functions that libfabric calls.
 //!
-//! Each object that libfabric sees begins with a `abi::Fid`, and is a `Box` that was given away
-//! as a pointer; its function `close` takes it back. Callers guarantee what libfabric's manual
-//! demands of programs: pointers that are good, objects that are not used after they were closed,
-//! and memory of an operation that stays until its completion. No panic leaves a function.
+//! Each object that libfabric sees begins with a `abi::Fid`, and is a `Box` that was turned into a
+//! pointer; its function `close` drops it. Callers guarantee what libfabric's manual requires of
+//! programs: pointers are valid, objects are not used after they were closed, and the memory of an
+//! operation stays until its completion. No panic leaves a function.
 
 mod abi;
 mod atomics;

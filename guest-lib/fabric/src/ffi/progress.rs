@@ -27,7 +27,7 @@ impl Bound {
         lock(&self.0).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Makes progress of all that are still open.
+    /// Makes progress on all endpoints that are still open.
     pub(super) fn progress(&self) {
         self.open().iter().for_each(|endpoint| endpoint.progress());
     }

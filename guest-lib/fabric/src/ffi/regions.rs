@@ -57,8 +57,8 @@ unsafe extern "C" fn control(_: *mut Fid, command: c_int, _: *mut c_void) -> c_i
 ///
 /// # Safety
 ///
-/// The first pointer is that of a domain. The memory stays until the region is closed, may be
-/// accessed like this, and nothing else in the process uses it as Rust memory.
+/// The first pointer is that of a domain. The memory stays until the region is closed and allows
+/// this access, and nothing else in the process uses it as Rust memory.
 unsafe fn register(
     domain: *mut Fid,
     (base, length): (usize, usize),

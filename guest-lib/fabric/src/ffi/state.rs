@@ -20,11 +20,11 @@ pub(super) const NO_CONTEXT: usize = usize::MAX;
 const COUNTED: [u64; 6] =
     [abi::SEND, abi::RECV, abi::READ, abi::WRITE, abi::REMOTE_READ, abi::REMOTE_WRITE];
 
-/// The queue that reports the ends of what this endpoint sends, or of what it gets.
+/// The queue that reports completions of this endpoint's sends, or of its receives.
 #[derive(Default)]
 struct Reports {
     queue: OnceLock<Arc<Queue>>,
-    /// Only those that are asked for.
+    /// True if only requested completions are reported.
     selective: AtomicBool,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Shared {
     /// Flags of operations that have none.
     pub(super) send_flags: u64,
     pub(super) receive_flags: u64,
-    /// Receives may be for messages of one peer only, which the program has asked for.
+    /// True if the program has requested directed receives, which take messages of one peer only.
     pub(super) is_directed: bool,
     pub(super) least_room: AtomicUsize,
     pub(super) name: [u8; ADDRESS],

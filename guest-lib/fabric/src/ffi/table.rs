@@ -8,7 +8,7 @@ use super::progress::Bound;
 use crate::core::Regions;
 use crate::memory::ProgramMemory;
 
-/// A domain, as programs see it, and its regions.
+/// A domain as the program's object, and its regions.
 #[repr(C)]
 pub(super) struct Domain {
     pub(super) fid: Fid,
