@@ -2,8 +2,8 @@
 //! process, or of one that another process serves.
 //!
 //! The devices are in a separate library, `libtofulocal.so`, which is loaded when a program asks
-//! for one. So the libraries that programs are linked with contain the driver alone, and that is
-//! all that comes into a guest. [`table`] is what the two agree on.
+//! for one. So the libraries that programs link contain only the driver, and nothing else gets into
+//! a guest. [`table`] is the interface between the two.
 //!
 //! ```no_run
 //! use tofu_abi::{Coords, Generation};

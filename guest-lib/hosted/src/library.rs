@@ -99,8 +99,8 @@ impl Library {
         // SAFETY: all versions of the library have a function of this type with this name, which
         // has no conditions. The library is never unloaded.
         let table = unsafe { mem::transmute::<*mut c_void, Entry>(entry) }();
-        // SAFETY: null, or a table that stays. Every version begins with its number, so no more
-        // than that is looked at.
+        // SAFETY: null, or a table that stays. Every version begins with its number, so only that
+        // is read.
         match unsafe { table.cast::<u32>().as_ref() } {
             None => Err(LoadError::Foreign(shown())),
             // SAFETY: the version says that the type is this one.

@@ -71,7 +71,7 @@ impl Library {
     }
 
     /// Attaches a device that another process serves at `socket`: a path, or the name of an
-    /// abstract socket behind an `@`. `count` processes share it, of which this one is `index`.
+    /// abstract socket after an `@`. `count` processes share it; this one is number `index`.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl Drop for HostPlatform {
 
 impl HostPlatform {
     /// Lets the device access `len` bytes of the process's memory at `addr`, until the result is
-    /// dropped. What the process may only read is not written.
+    /// dropped. Memory that the process may only read is not written.
     ///
     /// # Errors
     ///

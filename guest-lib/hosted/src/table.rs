@@ -20,7 +20,7 @@ pub const VERSION: u32 = 2;
 /// Returns the table, which stays.
 pub type Entry = extern "C" fn() -> *const Table;
 
-/// A type of which only the library knows more.
+/// An opaque type of the library.
 macro_rules! opaque {
     ($($(#[$meta:meta])* $name:ident;)*) => {
         $(
@@ -63,7 +63,7 @@ pub struct Table {
         why: *mut Failure,
     ) -> *mut Device,
     /// Attaches a device that another process serves at a socket: a path of `len` bytes, or the
-    /// name of an abstract socket behind an `@`. `count` processes share it, of which this one is
+    /// name of an abstract socket after an `@`. `count` processes share it; this one is number
     /// `index`.
     pub connect: unsafe extern "C" fn(
         socket: *const u8,

@@ -34,7 +34,7 @@ struct Blade {
 }
 
 impl Blade {
-    /// Arrives, and waits for all others. Returns `false` if the barrier is given back meanwhile.
+    /// Arrives, and waits for all others. Returns `false` if the barrier is freed before that.
     fn meet(&self, core: Core) -> bool {
         let mask = self.mask.load(Ordering::Acquire);
         let mut word = self.word.load(Ordering::Acquire);
@@ -81,7 +81,7 @@ pub(crate) struct Blades {
     blades: [Blade; BLADES],
     /// For each core and window the number of a barrier and one more, or 0.
     windows: [[AtomicU32; WINDOWS]; MOST],
-    /// Held by all that changes them. Those that wait at a barrier do not need it.
+    /// Held for all changes. Waiting at a barrier does not need it.
     changes: Mutex<()>,
 }
 

@@ -8,7 +8,7 @@ use std::fmt::Display;
 pub(crate) struct Errno(pub(crate) c_int);
 
 impl Errno {
-    /// Returns the error, and prints the reason if the user asks for reasons.
+    /// Returns the error, and prints the reason if the user has enabled that.
     pub(crate) fn new(number: c_int, reason: impl Display) -> Self {
         if std::env::var_os("FUJITSU_HWBLIB_DEBUG").is_some() {
             eprintln!("libFJhwb: {reason}");

@@ -1,5 +1,5 @@
 //! `libFJhwb`: the functions of `fujitsu_hwb.h`, where they are documented. Barriers are words in
-//! memory, of which cores have bits, as in the A64FX's registers.
+//! memory with a bit for each core, as in the A64FX's registers.
 // The library's file has this name.
 #![allow(non_snake_case)]
 
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn fhwb_get_all_pe_info(
             return Err(Errno::new(EINVAL, "there is no place for the answer"));
         }
         let usable = cores::usable();
-        // SAFETY: any size may be asked for; at least one byte.
+        // SAFETY: any size may be requested; at least one byte.
         let memory = unsafe { libc::malloc(size_of::<PeInfo>() * usable.len().max(1)) };
         let memory = memory.cast::<PeInfo>();
         if memory.is_null() {
