@@ -75,7 +75,8 @@ impl Metadata {
 /// included.
 fn complete_checksum(frame: &mut [u8], start: usize, offset: usize) {
     let sum = !fold(sum(&frame[start..]));
-    // 0 would mean that a UDP datagram has no checksum; ffff stands for the same number.
+    // 0 would mean that a UDP datagram has no checksum; ffff is the same number in ones'
+    // complement.
     put16(frame, start + offset, if sum == 0 { u16::MAX } else { sum });
 }
 

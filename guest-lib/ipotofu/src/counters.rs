@@ -64,7 +64,7 @@ counters! {
     damaged,
     /// Frames longer than the MTU allows.
     oversized,
-    /// Frames that were not completed in time, or for which there was no room.
+    /// Frames that timed out incomplete, or for which there was no room.
     abandoned,
     /// Frames for which there was no memory.
     no_memory,
@@ -82,6 +82,6 @@ counters! {
     rendezvous_received,
     /// Frames that this node was to fetch but could not.
     rendezvous_failed,
-    /// Frames among `rendezvous_sent` whose completion was not reported in time.
+    /// Frames among `rendezvous_sent` whose completion report timed out.
     rendezvous_timed_out,
 }

@@ -43,8 +43,8 @@ pub struct Config {
     /// True if this node fetches long frames of others, and lets nodes that do the same fetch its
     /// own, see [`crate::rendezvous`]. It needs [`Config::offload`].
     pub rendezvous: bool,
-    /// True if the head of such a frame goes with the request where the other node takes that, too:
-    /// then neither node sums the frame up. It needs [`Config::rendezvous`].
+    /// True if the head of such a frame travels in the request, when the other node supports that
+    /// too: then neither node computes a checksum of the frame. It needs [`Config::rendezvous`].
     pub split: bool,
 }
 
@@ -185,8 +185,8 @@ impl Core {
         self.outbound.health()
     }
 
-    /// Tells this node the addresses of another one, as if it had asked for them. False if too many
-    /// answers already wait to be taken.
+    /// Gives this node the addresses of another one, as if it had queried them. Returns false if
+    /// too many answers already wait to be taken.
     pub fn introduce(&mut self, node: Coords) -> bool {
         let answers = self.outbound.node().introduction(node);
         let fits = self.replies.len() + answers.len() <= MAX_REPLIES;
@@ -267,8 +267,8 @@ impl Core {
         }
     }
 
-    /// The node that may be requested to fetch a frame of `len` bytes that begins with `head`, and
-    /// whether the head goes with the request.
+    /// Returns the node that may be requested to fetch a frame of `len` bytes that begins with
+    /// `head`, and whether the head travels in the request.
     pub(crate) fn fetcher(
         &self,
         metadata: &Metadata,

@@ -24,16 +24,16 @@ const ALL_PORTS: u16 = (1 << Port::COUNT) - 1;
 /// reports.
 pub const REPORT_NS: u64 = 35_000_000_000;
 /// The interval at which a node with dead ports repeats its report, in nanoseconds, because other
-/// nodes may have been started meanwhile.
+/// nodes may have been started since.
 const REFRESH_NS: u64 = 10_000_000_000;
-/// Minimum time between two reports of a node, in nanoseconds, however often links change.
+/// Minimum time between two reports of a node, in nanoseconds, even if links change more often.
 const CHANGE_NS: u64 = 1_000_000_000;
 /// Number of nodes in one burst of reports, and the time to the next burst in nanoseconds.
 const BURST: u32 = 32;
 const BURST_NS: u64 = 5_000_000;
 /// The most nodes that dead links may cut off together: twice a board of the K computer.
 const ISLAND: usize = 8;
-/// The number of reports of a node that all its ports work again.
+/// The number of reports that a node sends when all its ports work again.
 const FAREWELLS: u8 = 2;
 
 /// A node's report of its ports.
@@ -108,7 +108,7 @@ impl<S: Storage> Table<S> {
         (u64::from(key) + 1, &self.0[at..at + SET])
     }
 
-    /// Finds the report of a node, however old.
+    /// Finds the report of a node, of any age.
     fn find(&self, node: Coords) -> Option<Found<'_>> {
         let (key, set) = self.set(node);
         set.iter().find_map(|said| {
@@ -407,12 +407,12 @@ impl Reporter {
         }
     }
 
-    /// Returns true if no reports are to be sent right now.
+    /// Returns true if no reports are being sent.
     pub fn is_settled(&self) -> bool {
         self.next == NodeId::NOWHERE
     }
 
-    /// Returns true if there is nothing to report as long as no port of this node is dead, so that
+    /// Returns true if no port of this node is dead and there is nothing to report, so that
     /// [`Reporter::step`] need not be called.
     pub fn is_silent(&self) -> bool {
         self.is_settled() && self.report.dead == 0 && self.farewells == 0

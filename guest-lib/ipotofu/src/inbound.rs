@@ -51,7 +51,7 @@ pub struct Incoming<'a> {
 /// The content of a packet.
 #[derive(Clone, Copy, Debug)]
 pub enum Arrival<'a> {
-    /// A message about frames that are fetched, see [`Inbound::message`].
+    /// A message about frames to fetch, see [`Inbound::message`].
     Message,
     /// A frame, a fragment of one, or an acknowledgement, see [`Inbound::receive`].
     Frame(Incoming<'a>),
@@ -140,9 +140,9 @@ impl<S: Storage, F: FrameBuffer> Inbound<S, F> {
         self.parse(header, body).map(Arrival::Frame)
     }
 
-    /// Parses a message of node `from` about frames that are fetched, and stores the node's
-    /// capabilities. `says` is what this node announces: a message that does not fit to it is
-    /// invalid. An invalid message is counted.
+    /// Parses a message of node `from` about frames to fetch, and stores the node's capabilities.
+    /// `says` are the capabilities that this node announces: a message that does not match them is
+    /// invalid. Invalid messages are counted.
     pub fn message(
         &mut self,
         from: Coords,

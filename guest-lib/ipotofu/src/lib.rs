@@ -1,19 +1,21 @@
-//! IP over Tofu: a link of Ethernet frames between the nodes of a machine, by system packets.
+//! IP over Tofu: an Ethernet link between the nodes of a machine, over system packets.
 //!
 //! The manual describes the format and its reasons (docs/src/reference/ip-over-tofu.md).
 //!
-//! The engine has no device and no allocator. Its owner gives it memory ([`Storage`]), a queue to
-//! send packets by ([`PacketQueue`], [`rendezvous::Rendezvous`]), frames to send ([`Outgoing`]) and
-//! frames to receive to ([`FrameBuffer`]). The kernel driver compiles this much of the crate.
+//! The engine has no device and no allocator. Its owner provides memory ([`Storage`]), a queue that
+//! sends packets ([`PacketQueue`], [`rendezvous::Rendezvous`]), frames to send ([`Outgoing`]) and
+//! buffers for received frames ([`FrameBuffer`]). The kernel driver compiles only this part of the
+//! crate.
 //!
-//! [`Inbound`] sorts and handles arriving packets. [`Outbound`] cuts frames into packets, and
-//! handles packets whose sending has ended; it also tests the node's [`Ports`] and reports dead
-//! ones. [`rendezvous`] has long frames, which are fetched. [`Health`] knows which links are dead,
+//! [`Inbound`] sorts and handles arriving packets. [`Outbound`] fragments frames into packets and
+//! handles transmit completions; it also tests the node's [`Ports`] and reports dead ones.
+//! [`rendezvous`] handles long frames, which the receiver fetches. [`Health`] tracks dead links,
 //! from the node's own tests and from reports of other nodes.
 //!
-//! They are based on [`addr`], which derives addresses from coordinates, [`hosts`] with names,
-//! [`wire`], the header of each packet, [`offload`], frames that others complete, [`neighbor`],
-//! address queries, [`tree`], the relaying of broadcasts, and [`routes`], the routes to a node.
+//! They are based on these modules: [`addr`] derives addresses from coordinates, [`hosts`] has
+//! names, [`wire`] the header of each packet, [`offload`] frames that other nodes complete,
+//! [`neighbor`] address queries, [`tree`] the relaying of broadcasts, and [`routes`] the routes to
+//! a node.
 //!
 //! The feature `link` adds [`Link`], which runs all of it over the driver's packet interface:
 //! frames in, frames out. [`Core`] is the same without a device.

@@ -34,7 +34,7 @@ use crate::tree;
 use crate::wire::{FRAGMENT_MAX, HEADER_SIZE, Sum, Words};
 
 /// The time for which a wait polls for packets in flight before it sleeps, and the longest sleep
-/// while there are any, both in nanoseconds.
+/// while there are any. Both are in nanoseconds.
 const SETTLE_NS: u64 = 5_000;
 const NAP_NS: u64 = 10_000_000;
 /// The interval at which the node's ports are tested while there is a reason to, in nanoseconds.
@@ -146,7 +146,7 @@ enum Taken {
     Scratch(Metadata, usize, usize),
     /// In a buffer that the packet owns.
     Apart(Metadata, Vec<u8>),
-    /// Fetched, but for its head.
+    /// Fetched, except for its head.
     Fetched(Metadata, Fetched),
 }
 
@@ -434,8 +434,9 @@ impl<P: Platform> Link<P> {
         let Sides { outbound, peers, .. } = core.sides();
         requests.expire(now_ns, outbound.count());
         if *lapses != requests.lapses() {
-            // A node may still fetch a frame whose request has timed out, but must not get what has
-            // replaced it. So all frames get another address, once no node is to fetch any more.
+            // A node may still fetch a frame whose request has timed out, but must not get a later
+            // frame in its place. So all frames get another address, as soon as no request is
+            // outstanding.
             match requests.under_way_to(node) {
                 0 if requests.are_under_way() => return Ok(false),
                 0 => {}
@@ -454,7 +455,8 @@ impl<P: Platform> Link<P> {
             Room::None => return Ok(false),
         };
         let at = slot * rendezvous::SLOT;
-        // The first bytes go with the request if the node takes that, and nothing is summed up.
+        // The first bytes travel in the request if the node supports that; no checksum is computed
+        // then.
         let apart = if split { HEAD } else { 0 };
         let (with, rest) = head.split_at(apart.min(head.len()));
         let place = packets.share_at((at + apart) as u64);
@@ -524,8 +526,8 @@ impl<P: Platform> Link<P> {
         self.fetches.are_under_way()
     }
 
-    /// Tells the IP stack of this node the addresses of another one, as if it had asked for them:
-    /// for stacks that ask slowly. False if too many answers already wait for [`Link::recv`].
+    /// Gives the IP stack of this node the addresses of another one, as if it had queried them: for
+    /// stacks that query slowly. Returns false if too many answers already wait for [`Link::recv`].
     pub fn introduce(&mut self, node: Coords) -> bool {
         self.core.introduce(node)
     }
@@ -587,7 +589,7 @@ impl<P: Platform> Link<P> {
         outbound.report(packets, *now_ns);
     }
 
-    /// Time until the ports are looked at again, in nanoseconds.
+    /// Time until the ports are tested again, in nanoseconds.
     fn next_look_ns(&self) -> u64 {
         (self.beat_ns + BEAT_NS).saturating_sub(self.now_ns).max(1)
     }
@@ -665,8 +667,8 @@ impl<P: Platform> Link<P> {
         taken
     }
 
-    /// Takes the next frame. A packet goes into `buf`, which has room for any, and `place` tells
-    /// where a frame is that is one packet.
+    /// Takes the next frame. A packet goes into `buf`, which has room for any. If the frame is a
+    /// single packet, `place` makes the result from its position there.
     fn next_to(
         &mut self,
         buf: &mut [u8],

@@ -167,7 +167,7 @@ impl LocalNode {
         let Ok(node) = self.owner(addr::node_of_ipv6(self.machine, target))? else {
             return Some(Answer::Silence);
         };
-        // A node that asks without its own address checks whether it may use this one.
+        // A query without a source address checks whether this address is in use.
         let probe = source == [0; 16];
         let (to, to_mac, flags) = if probe {
             (ALL_NODES, ALL_NODES_MAC, OVERRIDE)

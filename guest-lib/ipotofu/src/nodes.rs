@@ -102,7 +102,7 @@ impl Peer {
 }
 
 /// The capabilities of other nodes. Any thread may read and write it. A thread that reads while
-/// another one writes may see an older or newer time of an entry, which does no harm.
+/// another one writes may see an older or newer time of an entry, which is harmless.
 #[derive(Debug)]
 pub struct Peers<S: Storage>(S::Places<Peer>);
 

@@ -1,7 +1,7 @@
 //! Offloaded frames: frames without their checksum, or frames that stand for several segments of a
-//! TCP connection. Metadata with such a frame say how it is to be completed. Nodes that announce
-//! this capability get offloaded frames unchanged; for other nodes they are completed here
-//! ([`Metadata::complete`]).
+//! TCP connection. Metadata with such a frame say how to complete it. Nodes that announce this
+//! capability get offloaded frames unchanged; for other nodes they are completed before they are
+//! sent ([`Metadata::complete`]).
 
 use crate::wire::ETHERNET_HEADER;
 
@@ -88,7 +88,7 @@ impl Metadata {
     ///
     /// # Errors
     ///
-    /// If [`Metadata::emit`] does not produce such metadata. [`Metadata::check`] tells whether they
+    /// If [`Metadata::emit`] does not produce such metadata. [`Metadata::check`] checks that they
     /// match a frame.
     pub fn parse(bytes: &[u8]) -> Result<Self, BadMetadata> {
         let bytes: &[u8; METADATA_SIZE] = bytes.first_chunk().ok_or(BadMetadata)?;
@@ -140,7 +140,7 @@ impl Metadata {
     }
 
     /// Checks that the metadata match a frame. Returns the size of the frame's headers in bytes, if
-    /// it is to be cut into segments.
+    /// it is to be segmented.
     ///
     /// # Errors
     ///

@@ -41,7 +41,7 @@ pub struct Sending {
     pub acknowledge: bool,
     /// True if it reports its dead ports to other nodes.
     pub reports: bool,
-    /// When it tests its ports, see [`Ports::new`].
+    /// The times at which it tests its ports, see [`Ports::new`].
     pub quiet_beats: u32,
     /// True if it tests its ports at first.
     pub suspect: bool,
@@ -102,12 +102,13 @@ impl<S: Storage> Outbound<S> {
         self.ports = self.sending.ports();
     }
 
-    /// Ends rendezvous: this node neither fetches frames from now on, nor lets others fetch any.
+    /// Ends rendezvous: from now on this node neither fetches frames nor lets others fetch any.
     pub fn end_rendezvous(&mut self) {
         self.sending.says.rendezvous = false;
     }
 
-    /// Sets on how many further TNIs this node listens, which other nodes learn from what it sends.
+    /// Sets the number of further TNIs on which this node listens. Its packets announce it to other
+    /// nodes.
     pub fn set_more_queues(&mut self, count: u8) {
         self.sending.says.more_queues = count;
     }
@@ -188,7 +189,7 @@ impl<S: Storage> Outbound<S> {
         self.relay.acknowledged(from, key);
     }
 
-    /// Routes broadcasts around nodes that have not acknowledged them in time. To be called
+    /// Routes broadcasts around nodes whose acknowledgements have timed out. Must be called
     /// periodically.
     pub fn expire(&mut self, queue: &mut impl PacketQueue, now_ns: u64) {
         while !self.relay.is_settled() {
@@ -197,9 +198,9 @@ impl<S: Storage> Outbound<S> {
         }
     }
 
-    /// Tests the node's ports if that is due, see [`Ports::look`]. To be called every second. The
-    /// node's own frames go first: tests and reports leave half of the buffers to them. Returns
-    /// whether results will come.
+    /// Tests the node's ports if that is due, see [`Ports::look`]. Must be called every second. The
+    /// node's own frames have priority: tests and reports leave half of the buffers to them.
+    /// Returns true if results will come.
     pub fn look_at_ports(&mut self, queue: &mut impl PacketQueue) -> bool {
         let Sending { node, tni, .. } = &self.sending;
         self.ports.look(node, *tni, |port, target, header| {
@@ -287,9 +288,8 @@ impl<S: Storage> Outbound<S> {
 }
 
 impl Sending {
-    /// A node that announces no capabilities, with frames of up to an MTU of 1500. It asks for no
-    /// acknowledgements, and neither reports nor tests its ports unless a packet has met a dead
-    /// link.
+    /// A node that announces no capabilities, with an MTU of 1500. It requests no acknowledgements,
+    /// and neither reports nor tests its ports unless a packet has met a dead link.
     pub const fn new(node: LocalNode, tni: TniId) -> Self {
         Self {
             node,

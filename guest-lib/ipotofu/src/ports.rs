@@ -11,8 +11,8 @@ use tofu_abi::{PacketTarget, Rcode, TniId};
 use crate::neighbor::LocalNode;
 use crate::wire::{HEADER_SIZE, Repr};
 
-/// Selects the pending interrupt requests of a node that say that a packet of any node could not
-/// leave through a port, that is, that a link is dead.
+/// Selects those of a node's pending interrupt requests that report a dead link: a packet of any
+/// node could not leave through a port.
 pub fn dead_links_met(pending: TnrIrqs) -> TnrIrqs {
     let of = |port: Port| TnrIrqs::of(port, PortRequest::PortError);
     pending & Port::ALL.into_iter().fold(TnrIrqs::NONE, |all, port| all | of(port))
@@ -138,7 +138,8 @@ impl Ports {
                 path: to.default_path(),
                 tni,
             };
-            // Without room many packets are in flight, and their results will tell.
+            // If there is no room, many packets are in flight, and their results will show dead
+            // links.
             if !post(port, &target, &header) {
                 break;
             }

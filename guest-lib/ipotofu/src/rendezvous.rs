@@ -23,8 +23,8 @@ pub const SLOT: usize = 1 << 16;
 pub const SLOTS: usize = 32;
 /// The most unanswered requests to one node.
 const PER_NODE: usize = 24;
-/// The longest time that a packet waits for the next of the frames of the same origin that are
-/// being fetched, in nanoseconds: TCP takes overtaking packets for a sign of loss. It is less than
-/// TCP's shortest time until it sends again (200 ms), and more than a busy host takes to get round
-/// to a Get.
+/// The longest time that a packet waits for frames of the same origin that are being fetched, in
+/// nanoseconds. It waits because TCP takes reordering for a sign of loss. The time is shorter than
+/// TCP's minimum retransmission timeout (200 ms), and longer than the delay of a Get on a busy
+/// host.
 const OVERTAKE_NS: u64 = 100_000_000;

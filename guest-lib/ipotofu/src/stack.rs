@@ -90,8 +90,8 @@ impl<P: Platform> phy::Device for StackDevice<P> {
         capabilities.medium = Medium::Ethernet;
         capabilities.max_transmission_unit = self.link.config().max_frame();
         // The device's own checksum protects packets from end to end, so arriving packets are not
-        // checked again unless asked for. Outgoing packets have checksums, because their receiver
-        // may check.
+        // checked again unless that is requested. Outgoing packets have checksums, because their
+        // receiver may check.
         let kind = || if self.verify { Checksum::Both } else { Checksum::Tx };
         for protocol in [
             &mut capabilities.checksum.ipv4,

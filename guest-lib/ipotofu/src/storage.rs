@@ -3,7 +3,7 @@
 use core::fmt::Debug;
 use core::ops::{Deref, DerefMut};
 
-/// A source of memory: the heap of a process, or a kernel's.
+/// An allocator: the heap of a process, or of a kernel.
 pub trait Storage: Debug {
     /// A fixed number of places for values.
     type Places<T: Debug>: DerefMut<Target = [T]> + Debug;

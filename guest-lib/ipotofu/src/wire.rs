@@ -219,7 +219,7 @@ pub struct Repr {
     pub kind: PacketKind,
     /// True if the origin of the frame accepts [`PacketKind::Offloaded`].
     pub takes_offloaded: bool,
-    /// True if it is a broadcast that asks for [`PacketKind::Acknowledgement`].
+    /// True if it is a broadcast that requires a [`PacketKind::Acknowledgement`].
     pub acknowledge: bool,
     /// Size of the whole frame and its metadata, in bytes.
     pub total: u16,
@@ -229,7 +229,7 @@ pub struct Repr {
     pub length: u16,
     /// Distinguishes the frames of a sender.
     pub id: u32,
-    /// Sum over the whole frame, see [`sum`]; 0 if it has only one fragment.
+    /// Checksum over the whole frame, see [`sum`]; 0 if it has only one fragment.
     pub sum: u32,
     /// The node that the frame comes from.
     pub origin: Coords,
@@ -465,6 +465,6 @@ fn finish(mut sum: u64) -> u32 {
     while sum > u64::from(u32::MAX) {
         sum = (sum & u64::from(u32::MAX)) + (sum >> 32);
     }
-    // Only zeros add up to 0, and all ones stand for 0, too.
+    // Only zeros add up to 0; all ones is the other representation of 0.
     if sum == 0 { u32::MAX } else { sum as u32 }
 }

@@ -212,7 +212,7 @@ fn neighbour_requests_are_answered_locally() {
     assert_eq!(reply[32..38], addr::mac(me));
     assert_eq!(reply[38..42], addr::ipv4(0, me));
     assert_eq!(core.take_reply(), None);
-    // The node's own address, as a node asks before it uses it: no other node has it.
+    // A query for the node's own address, as before its first use: no other node has it.
     assert!(send(&mut core, &arp(addr::ipv4(0, me))).unwrap().is_empty());
     assert_eq!(core.take_reply(), None);
     // Addresses that belong to no node of this machine.

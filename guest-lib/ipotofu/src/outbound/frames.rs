@@ -19,7 +19,7 @@ pub enum Unsent {
     Runt,
     /// It is longer than [`Sending::max_frame`](super::Sending::max_frame).
     TooLong,
-    /// No node of the machine has its address, which is this one.
+    /// No node of the machine has this destination address.
     NoSuchNode(Mac),
     /// There are not enough free buffers for its packets.
     Full,
@@ -32,11 +32,11 @@ pub enum Unsent {
 pub struct Offer<'a> {
     /// Its offload metadata.
     pub metadata: &'a Metadata,
-    /// Its first bytes, which go with the request; none if all of it is to be fetched.
+    /// Its first bytes, which travel in the request; none if all of it is to be fetched.
     pub head: &'a [u8],
     /// Number of bytes to fetch.
     pub len: usize,
-    /// The sum of metadata and frame, see [`Request::summed`]; 0 if there is a head.
+    /// The checksum of metadata and frame, see [`Request::summed`]; 0 if there is a head.
     pub sum: u32,
     /// The slot that it occupies.
     pub slot: usize,
@@ -207,7 +207,7 @@ impl<S: Storage> Outbound<S> {
     }
 
     /// Returns true if a frame of `len` bytes can be offered to a node that fetches frames: all of
-    /// it, or all but a head, which goes with the request.
+    /// it, or all but a head, which travels in the request.
     pub fn may_be_fetched(&self, metadata: &Metadata, len: usize, split: bool) -> bool {
         let fits = match split {
             true => len.saturating_sub(HEAD) <= REST_MAX,

@@ -145,7 +145,7 @@ pub trait PacketQueue {
     }
 }
 
-/// A frame to be sent, wherever its bytes are.
+/// A frame to be sent, in any kind of memory.
 pub trait Outgoing<Q: PacketQueue> {
     /// Number of its bytes.
     fn size(&self) -> usize;

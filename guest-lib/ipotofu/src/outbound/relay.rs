@@ -9,8 +9,8 @@ use crate::storage::Storage;
 use crate::tree;
 use crate::wire::{FragmentKey, HEADER_SIZE, PACKET_MAX, Repr};
 
-/// The time limit for the acknowledgement of a broadcast before the broadcast is routed around the
-/// node, and how long the node then counts as unresponsive, both in nanoseconds.
+/// The time after which a broadcast without an acknowledgement is routed around the node, and the
+/// time for which the node then counts as unresponsive. Both are in nanoseconds.
 const ACKNOWLEDGE_NS: u64 = 100_000_000;
 const UNRESPONSIVE_NS: u64 = 10_000_000_000;
 /// The most fragments that wait for their acknowledgement at a time. If there are more, the oldest
@@ -49,7 +49,7 @@ pub(super) struct Relay<S: Storage> {
     awaited: S::Places<Awaited>,
     first: usize,
     count: usize,
-    /// Nodes that have not acknowledged a broadcast in time.
+    /// Nodes whose acknowledgement of a broadcast has timed out.
     unresponsive: NodeTable<S, ()>,
     pending: S::Places<Coords>,
 }
@@ -81,8 +81,8 @@ impl<S: Storage> Relay<S> {
         self.close(from, key);
     }
 
-    /// Takes the next fragment that was not acknowledged in time: copies its packet to `spare`, and
-    /// returns the packet's size and the node, which counts as unresponsive from now on.
+    /// Takes the next fragment whose acknowledgement has timed out. Copies its packet to `spare`,
+    /// and returns the packet's size and the node, which now counts as unresponsive.
     pub(super) fn expired(&mut self, spare: &mut [u8], now_ns: u64) -> Option<(Coords, usize)> {
         while self.count > 0 {
             let one = &self.awaited[self.first];

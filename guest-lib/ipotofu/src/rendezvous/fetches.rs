@@ -48,8 +48,8 @@ pub struct Fetches<S: Storage, H: Debug = ()> {
     owed: S::Places<Option<Owed>>,
     /// Number of nodes in `owed`.
     owed_count: usize,
-    /// When the next packet began to wait for frames, or the last of them was fetched meanwhile,
-    /// in nanoseconds.
+    /// When the next packet began to wait for frames, or the latest fetch during that wait, in
+    /// nanoseconds.
     held_ns: Option<u64>,
     /// True if packets no longer wait, until the next frame was fetched.
     given_up: bool,
@@ -96,10 +96,9 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
             && self.slots.iter().flatten().any(|(request, _)| request.origin == node)
     }
 
-    /// The time for which the next packet must still wait, in nanoseconds, so that it does not
-    /// overtake frames of its origin that are being fetched. `next` returns the node that the
-    /// packet comes from, and whether that is its origin, see
-    /// [`is_from_origin`](super::is_from_origin).
+    /// Returns the time for which the next packet must still wait, in nanoseconds, so that it does
+    /// not overtake frames of its origin that are being fetched. `next` returns the node that sent
+    /// the packet, and whether that is its origin, see [`is_from_origin`](super::is_from_origin).
     ///
     /// The time begins again with each frame that was fetched: on a busy host each of them may take
     /// long. Once it is over, no packet waits until another frame was fetched, so that a frame
@@ -131,7 +130,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         self.held_ns.is_some()
     }
 
-    /// Takes a request and the value to keep with it. Its frame is fetched at once or later. If too
+    /// Takes a request and the value to keep with it. Its frame is fetched now or later. If too
     /// many requests wait, both are dropped.
     pub fn request(
         &mut self,
@@ -187,7 +186,8 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         }
     }
 
-    /// Handles a frame that could not be fetched. Its origin is asked to send the next ones.
+    /// Handles a frame that could not be fetched. Requests its origin to send the next ones in
+    /// packets.
     fn fail(&mut self, slot: usize, queue: &mut impl Rendezvous, counters: &mut Counters) {
         let Some((request, _)) = self.take(slot) else { return };
         counters.rendezvous_failed += 1;
@@ -246,8 +246,8 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
         }
     }
 
-    /// A node to which an answer is owed, and up to which id. Without `all`, only answers that
-    /// cannot wait. To be called until it returns `None`.
+    /// Returns a node for which an answer is due, and the last id that it covers. Without `all`,
+    /// only answers that cannot wait. Must be called until it returns `None`.
     fn answer_due(&mut self, all: bool) -> Option<(Coords, u32)> {
         if self.owed_count == 0 {
             return None;
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(hold(&mut fetches, NODE, true, OVERTAKE_NS), Some(OVERTAKE_NS));
         assert_eq!(hold(&mut fetches, NODE, true, 2 * OVERTAKE_NS), None);
         assert!(!fetches.is_holding());
-        // What has not come in time does not hold up every packet.
+        // A frame that has timed out does not delay every packet.
         assert_eq!(hold(&mut fetches, NODE, true, 2 * OVERTAKE_NS), None);
         fetches.take(slots[1]);
         assert_eq!(hold(&mut fetches, NODE, true, 2 * OVERTAKE_NS), Some(OVERTAKE_NS));

@@ -11,7 +11,7 @@ use crate::storage::Storage;
 const ANSWER_NS: u64 = 250_000_000;
 /// The time without requests to a node that could not fetch a frame, in nanoseconds.
 const BACK_OFF_REFUSED_NS: u64 = 10_000_000_000;
-/// The time without requests to a node that has not answered in time, in nanoseconds.
+/// The time without requests to a node after a timeout, in nanoseconds.
 const BACK_OFF_TIMED_OUT_NS: u64 = 1_000_000_000;
 
 /// The way a frame for a node can be sent.
@@ -81,7 +81,7 @@ impl<S: Storage> Requests<S> {
         self.count = 0;
     }
 
-    /// Ends requests that were not answered in time. To be called periodically.
+    /// Ends requests whose answers have timed out. Must be called periodically.
     pub fn expire(&mut self, now_ns: u64, counters: &mut Counters) {
         if self.count == 0 {
             return;
