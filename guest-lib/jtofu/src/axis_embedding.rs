@@ -1,5 +1,5 @@
-//! One axis of a job's torus: a line or ring of places in the grid that some of the machine's axes
-//! span, in which each place is a neighbour of the previous one.
+//! One axis of a job's torus: a line or ring of places in a grid spanned by some of the machine's
+//! axes. Each place is a neighbour of the previous one.
 //!
 //! A place has all six coordinates, with 0 for other axes. The product of the embeddings of all
 //! axes of a job is its map.
@@ -69,8 +69,8 @@ impl StrandPlan {
         }
     }
 
-    /// Returns ways to lay an embedding of `len` places through a grid of exactly these axes (one
-    /// bit each), best first, with a limit for each kind.
+    /// Returns embeddings of `len` places in a grid of exactly these axes (one bit each), best
+    /// first, with a limit for each kind.
     pub(crate) fn all(system: &System, axes: u8, len: u32, most_of_each: usize) -> Vec<Self> {
         let mut plans = Vec::new();
         let axes: Vec<usize> = (0..6).filter(|axis| axes & 1 << axis != 0).collect();
@@ -136,8 +136,8 @@ impl StrandPlan {
         plans
     }
 
-    /// Returns the places of the embedding, none of which is a hole, or `None` if it cannot be
-    /// laid.
+    /// Returns the places of the embedding, none of which is a hole, or `None` if there is no such
+    /// embedding.
     pub(crate) fn places(
         &self,
         system: &System,
@@ -347,7 +347,8 @@ enum Column {
     Spine(usize),
 }
 
-/// Returns by which axis a ring passes through all places of a grid, if it exists.
+/// Returns the axis along which a ring through all places of a grid returns, if there is such a
+/// ring.
 ///
 /// It does not exist for a single mesh longer than 2, and for meshes of odd lengths only, because a
 /// mesh is bipartite.
@@ -391,13 +392,13 @@ fn ring(system: &System, lens: &[u8; 6]) -> Option<Vec<GridPoint>> {
     Some(ring)
 }
 
-/// Decides how a ring of `len` places passes through rows of three, some of which lack one place.
+/// Finds the path of a ring of `len` places through rows of three, some of which lack one place.
 ///
-/// Between two rows the ring has two strands, so one of three places is left free there. The
-/// result has the free place between each row and the next, for as many rows as the ring has, and
-/// which rows it passes whole. If a row is passed whole, the free places before and after it
-/// differ. If it is passed without one place, that place is free before and after. The first and
-/// the last row have only one neighbour, so either is possible.
+/// Between two rows the ring has two strands, so one of three places is left free there. The result
+/// has the free place between each row and the next, for each row of the ring, and whether the ring
+/// passes each row whole. If a row is passed whole, the free places before and after it differ. If
+/// it is passed without one place, that place is free before and after. The first and the last row
+/// have only one neighbour, so either is possible.
 fn exits(gaps: &[Option<u8>], len: u32) -> Option<(Vec<u8>, Vec<bool>)> {
     if len < 2 {
         return None;

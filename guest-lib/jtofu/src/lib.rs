@@ -1,4 +1,4 @@
-//! The topology of a job: which process is where in the machine.
+//! The topology of a job: the placement of its processes in the machine.
 //!
 //! A job asks for a torus of one, two or three axes. It gets nodes of the 6D mesh/torus such that
 //! neighbours in its torus are neighbours in the machine: a [`RankMap`]. The launcher stores the

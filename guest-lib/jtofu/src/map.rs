@@ -1,4 +1,4 @@
-//! Finds nodes of the machine for the torus that a job asks for.
+//! Finds nodes of the machine for the torus that a job requests.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -31,7 +31,7 @@ const WORK: usize = 40_000_000;
 )]
 pub struct LogicalShapeError(String);
 
-/// The torus that a job asks for, with one to three axes, in nodes.
+/// The torus that a job requests, with one to three axes, in nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LogicalShape {
     len: [u32; 3],
@@ -215,8 +215,8 @@ impl RankMap {
     /// all axes closed are preferred, then those that leave few nodes unused, then those within few
     /// units. With `closed`, maps with an open axis are rejected.
     ///
-    /// To avoid a failed node, the axis that includes B leads around it, and is then one shorter
-    /// than its fold has places, or the job is placed elsewhere.
+    /// To avoid a failed node, the axis that includes B leads around it, and is then one place
+    /// shorter than its fold; otherwise the job is placed elsewhere.
     ///
     /// # Errors
     /// [`MapError`] if nothing was found. The search knows the foldings described in the manual,
@@ -254,7 +254,7 @@ impl RankMap {
         })
     }
 
-    /// Returns the torus that the job asked for.
+    /// Returns the torus that the job requested.
     pub const fn shape(&self) -> LogicalShape {
         self.shape
     }
@@ -656,7 +656,7 @@ mod tests {
             check(&system, &map);
             assert!(map.shape().to_string() == "8x11x6" && all_closed(&map), "{first}");
         }
-        // Two boards of two nodes each, one of which is left.
+        // Two boards of two nodes each; one of them is left.
         let two = system([2, 1, 1, 1, 1, 2], [false; 3]);
         let one = two.with_failed([Coords::default(), Coords::new(0, 0, 0, 0, 0, 1)]).unwrap();
         assert_eq!(degraded(&one, "4").unwrap().shape().to_string(), "2");
@@ -704,7 +704,7 @@ mod tests {
     }
 
     /// With any single board failed, every machine of up to 96 nodes continues as one ring of the
-    /// remaining nodes, and as a torus of three axes, with the one of B one shorter.
+    /// remaining nodes, and as a torus of three axes, whose B axis is shorter by one.
     #[test]
     fn machines_go_round_any_one_dead_board() {
         let sizes = (1..=8u8).flat_map(|x| (1..=8u8).map(move |y| (x, y)));

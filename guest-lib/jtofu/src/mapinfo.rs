@@ -118,7 +118,7 @@ impl Job {
         self
     }
 
-    /// Returns the torus that the job asked for.
+    /// Returns the torus that the job requested.
     pub const fn shape(&self) -> LogicalShape {
         self.shape
     }

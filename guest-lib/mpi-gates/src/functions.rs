@@ -1,4 +1,4 @@
-//! MPI's functions that go to the gates, in place of the MPI library's.
+//! The MPI functions that use the gates, in place of the MPI library's.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -13,7 +13,7 @@ const INTEGERS: usize = 6;
 const DOUBLES: usize = 3;
 /// Returned where there is no MPI library, so no class of errors is known.
 const NO_MPI: c_int = 1;
-/// The variable by which rank 0 says in the end how many collectives went over gates.
+/// The variable that makes rank 0 print the number of collectives over gates at the end.
 const SAY: &str = "TOFU_MPI_GATES";
 
 /// The end of a collective on gates.

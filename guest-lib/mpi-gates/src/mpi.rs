@@ -148,7 +148,7 @@ impl Library {
                 // SAFETY: a name; nothing is loaded that is not loaded already.
                 unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }
             });
-        // A library that Python has loaded is not among those that all see.
+        // A library that Python has loaded is not in the global scope.
         let loaded = loaded.filter(|handle| !handle.is_null());
         Self(std::iter::once(libc::RTLD_DEFAULT).chain(loaded).collect())
     }
@@ -208,8 +208,8 @@ impl Mpi {
 
     fn find() -> Option<Self> {
         let library = Library::find();
-        // SAFETY: the types are those of the MPI standard, but for handles, which are words here:
-        // both families have them in registers.
+        // SAFETY: the types are those of the MPI standard, except for handles, which are words
+        // here: both families pass them in registers.
         unsafe {
             Some(Self {
                 barrier: library.function(c"PMPI_Barrier")?,
@@ -250,7 +250,7 @@ impl Mpi {
         self.number(self.type_size, datatype)
     }
 
-    /// Gathers as many bytes of all ranks as `mine` has, in `all`.
+    /// Gathers the bytes of `mine` of all ranks in `all`.
     pub(crate) fn allgather(&self, mine: &[u8], all: &mut [u8]) -> c_int {
         let Ok(size) = c_int::try_from(mine.len()) else { return self.family.other };
         let (byte, world) = (self.family.byte, self.family.world);
@@ -326,7 +326,7 @@ impl Mpi {
         };
     }
 
-    /// Has the program's error handler see an error. Returns its code, if that returns.
+    /// Calls the program's error handler. Returns the error's code, if the handler returns.
     pub(crate) fn error(&self) -> c_int {
         // SAFETY: a handle and a code of this family.
         unsafe { (self.call_errhandler)(self.family.world, self.family.other) };

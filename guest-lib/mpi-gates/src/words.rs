@@ -57,7 +57,7 @@ impl Kind {
         })
     }
 
-    /// Returns an element, of which `bytes` are the size, as a word for an operation.
+    /// Returns an element of `bytes` bytes as a word for an operation.
     pub(crate) fn word(self, op: Op, bytes: &[u8]) -> u64 {
         let mut all = [0; 8];
         all[..self.size()].copy_from_slice(&bytes[..self.size()]);

@@ -17,8 +17,8 @@ pub(crate) enum Code {
 }
 
 impl Code {
-    /// Returns `InvalidArg`, and prints the reason on standard error if the user asks for reasons,
-    /// because the API cannot report them.
+    /// Returns `InvalidArg`. The API cannot report reasons, so it prints them on standard error if
+    /// the user has enabled that.
     pub(crate) fn invalid(reason: impl Display) -> Self {
         if std::env::var_os("JTOFU_DEBUG").is_some_and(|value| value != "0") {
             eprintln!("jtofu: {reason}");

@@ -408,7 +408,7 @@ pub unsafe extern "C" fn jtofu_create_mapinfo_by_envvars(
         let info = tofu_jtofu::from_env().map_err(Code::invalid)?;
         let text = info.to_json();
         let len = text.len();
-        // SAFETY: any size may be asked for.
+        // SAFETY: any size may be requested.
         let memory = unsafe { libc::malloc(len + 1) };
         if memory.is_null() {
             return Err(Code::OutOfMemory);
