@@ -21,11 +21,11 @@ const WINDOW_MIN: usize = 2;
 const UNIT: usize = 1 << 10;
 /// Units of the longest answer.
 const LENGTH_MAX: u32 = (BLOCK / UNIT) as u32;
-/// So many later questions must have been answered until one counts as lost.
+/// A question counts as lost when this many later ones have been answered.
 const REORDERED: u32 = 8;
-/// After so many times in a row that no answer came in time the server may have gone.
+/// After this many timeouts in a row the server may be gone.
 const SILENCE: u32 = 4;
-/// Least and longest time until a question is asked again, and the first one, in nanoseconds.
+/// The least, greatest and initial retransmission timeout of a question, in nanoseconds.
 const RTO_MIN_NS: u64 = 20_000_000;
 const RTO_MAX_NS: u64 = 500_000_000;
 const RTO_START_NS: u64 = 200_000_000;
@@ -58,11 +58,11 @@ pub enum Failure {
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Poll {
-    /// Send this to the server, and ask again.
+    /// Send this to the server, and call again.
     Send(Vec<u8>),
     /// Wait for a message, until this time at most.
     Wait(u64),
-    /// There is an answer, or all of a file is there.
+    /// The answer, or the whole file, has arrived.
     Ready,
     /// It is over.
     Failed(Failure),
@@ -73,10 +73,10 @@ pub trait Task {
     /// The next step now.
     fn poll(&mut self, now_ns: u64) -> Poll;
 
-    /// Takes a message. What is none, or not the answer to anything asked, is ignored.
+    /// Takes a message. Anything that is not an answer to an open question is ignored.
     fn receive(&mut self, bytes: &[u8], now_ns: u64);
 
-    /// Returns true if there is an answer, or all of a file.
+    /// Returns true if the answer, or the whole file, has arrived.
     fn is_done(&self) -> bool;
 }
 
@@ -93,12 +93,12 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// Asks what there is to boot.
+    /// Asks for the manifest to boot.
     pub fn manifest(settings: Settings, now_ns: u64) -> Self {
         Self::new(settings, 0, &Message::Discover, now_ns)
     }
 
-    /// Tells the server something that it is to acknowledge.
+    /// Sends a report, which the server acknowledges.
     pub fn report(settings: Settings, message: &Message<'_>, now_ns: u64) -> Self {
         Self::new(settings, u32::MAX, message, now_ns)
     }
@@ -172,7 +172,7 @@ struct Flight {
     tag: u32,
     units: Units,
     sent_ns: u64,
-    /// It was asked for before, so an answer says nothing about the time that answers take.
+    /// It is a retransmission, so its answer gives no sample of the round-trip time.
     again: bool,
 }
 
@@ -194,8 +194,8 @@ pub struct Fetch<'a> {
     sha: Sha256,
     next: u32,
     lost: VecDeque<Units>,
-    /// The most units that a question asks for. All packets of an answer must arrive, so a link
-    /// that loses many packets lets only short answers through.
+    /// The most units that a question requests. All packets of an answer must arrive, so over a
+    /// link that loses many packets only short answers arrive.
     length: u32,
     /// In the order of their tags.
     flights: VecDeque<Flight>,
@@ -260,7 +260,7 @@ impl<'a> Fetch<'a> {
         (u64::from(self.done) * 100 / u64::from(self.units.max(1))) as u8
     }
 
-    /// Questions that were asked again.
+    /// Questions that were retransmitted.
     pub fn repeated(&self) -> u64 {
         self.repeated
     }
@@ -282,8 +282,8 @@ impl<'a> Fetch<'a> {
 
     fn shrink(&mut self) {
         self.length = (self.length / 2).max(1);
-        // Short answers are no burden, and get through only if there are many of them. A server
-        // that has gone gets few questions.
+        // Short answers cost little, and some arrive only if there are many of them. A server that
+        // seems to be gone gets few questions.
         let least = match self.backoff {
             ..=SILENCE => WINDOW_MIN.max(WINDOW_MAX / self.length as usize),
             _ => WINDOW_MIN,
@@ -293,7 +293,7 @@ impl<'a> Fetch<'a> {
         self.shrunk_at = self.tag;
     }
 
-    /// The next range to ask for, and whether it was asked for before.
+    /// Returns the next range to request, and whether it was requested before.
     fn choose(&mut self) -> Option<(Units, bool)> {
         while let Some(Units { first, count }) = self.lost.pop_front() {
             let end = first + count;
@@ -314,7 +314,7 @@ impl<'a> Fetch<'a> {
         if range.manifest != self.manifest || range.file != self.file {
             return;
         }
-        // What is not made of units is nothing that was asked for.
+        // Only whole units are requested.
         let Ok(start) = usize::try_from(range.offset) else { return };
         let Some(end) = start.checked_add(data.len()).filter(|&end| end <= self.buf.len()) else {
             return;
@@ -324,7 +324,7 @@ impl<'a> Fetch<'a> {
         }
         let at = self.flights.iter().position(|flight| flight.tag == tag);
         if let Some(flight) = at.and_then(|at| self.flights.remove(at)) {
-            // An answer may have less than was asked for, or something else.
+            // An answer may contain less than was requested, or other units.
             self.lost.push_back(flight.units);
             if !flight.again {
                 self.measure(now_ns.saturating_sub(flight.sent_ns));

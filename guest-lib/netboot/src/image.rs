@@ -214,8 +214,8 @@ pub struct Places {
     pub initrd: Range<u64>,
 }
 
-/// Finds places for files of these sizes in bytes at the end of `room`, which is the memory that
-/// the loader does not need itself. The initrd is below the limit that every kernel accepts.
+/// Finds places for files of these sizes in bytes at the end of `room`, the memory that the loader
+/// does not use. The initrd is below the limit that every kernel accepts.
 ///
 /// # Errors
 ///
@@ -327,7 +327,7 @@ fn plan_bzimage(image: &[u8], room: &Range<u64>) -> Result<Layout, ImageError> {
     // 0 means 4, says the protocol.
     let sectors = if header.setup_sectors == 0 { 4 } else { usize::from(header.setup_sectors) };
     let setup = (sectors + 1) * SECTOR;
-    // In units of 16 bytes, of which the last need not be full.
+    // In units of 16 bytes; the last one may be partial.
     let units = header.size_in_16.get() as usize;
     if units == 0 || image.len() <= setup || image.len() - setup <= (units - 1) * 16 {
         return Err(ImageError::Truncated);

@@ -1,14 +1,13 @@
-//! Network boot: how a node without a disk gets what it is to run from a boot server, over the
-//! link of [IP over Tofu](https://docs.rs/tofu-ipotofu).
+//! Network boot: a node without a disk loads its program or kernel from a boot server, over [IP
+//! over Tofu](https://docs.rs/tofu-ipotofu).
 //!
 //! The manual describes the protocol and its reasons (docs/src/reference/netboot.md).
 //!
-//! [`wire`] has the messages. [`Ask`] and [`Fetch`] are the node's end, [`Server`] is the other
-//! one. [`image`] computes where a program or kernel goes in memory and which parameters it gets.
-//! None of them has a device or a clock: the caller passes messages in both directions, and the
-//! time.
+//! [`wire`] has the messages. [`Ask`] and [`Fetch`] are the node's end, and [`Server`] is the other
+//! one. [`image`] computes the place of a program or kernel in memory, and its parameters. None of
+//! them has a device or a clock: the caller passes messages in both directions, and the time.
 //!
-//! Nothing that arrives makes any of this panic, hang or allocate beyond its bounds.
+//! No arriving message makes this crate panic, hang or allocate beyond its bounds.
 #![no_std]
 #![forbid(unsafe_code)]
 

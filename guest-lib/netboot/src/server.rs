@@ -1,4 +1,4 @@
-//! The server's end: what each node is to boot, and which node is served next.
+//! The server's end: the files of each node, and a fair order of the nodes.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::{String, ToString};
@@ -12,7 +12,7 @@ use crate::wire::{
     BootState, Envelope, FileInfo, FileRole, ImageKind, Manifest, Message, Range, Reason, parse,
 };
 
-/// Questions of one node that wait; more are dropped, and asked again.
+/// The most waiting questions of one node; more are dropped, and the node retransmits them.
 const MAX_QUEUE: usize = 64;
 /// Refusals to nodes that boot nothing from here that wait.
 const MAX_STRANGERS: usize = 64;
@@ -78,7 +78,7 @@ pub enum Fault {
     Silent(u8),
 }
 
-/// Something about a node that people may want to see.
+/// An event of a node's boot, for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BootEvent {
     /// It begins to boot.
@@ -143,7 +143,7 @@ impl Server {
         Self { fault, ..Self::default() }
     }
 
-    /// Sets what a node boots from now on.
+    /// Sets the files that a node boots from now on.
     pub fn set(&mut self, node: Coords, boot: Boot) {
         self.boots.insert(node, boot);
     }
@@ -168,7 +168,7 @@ impl Server {
         let work = match message {
             Message::Discover => {
                 if client.session != envelope.session || client.reported {
-                    // What waits is of an earlier life of the node.
+                    // Waiting questions are from an earlier life of the node.
                     let queued = !client.queue.is_empty();
                     *client = Client { session: envelope.session, ..Client::default() };
                     if queued {
@@ -205,7 +205,7 @@ impl Server {
                 }
                 Work::Ack
             }
-            // Those are a server's.
+            // Only servers send those.
             _ => {
                 self.counters.malformed += 1;
                 return None;
@@ -228,7 +228,7 @@ impl Server {
         client.queue.push_back((envelope, work));
     }
 
-    /// Queues a refusal for a node that has nothing to boot, if it asks for something.
+    /// Queues a refusal for a node without files to boot, if it requests something.
     fn refuse(&mut self, from: Coords, envelope: Envelope, message: &Message<'_>) {
         if matches!(message, Message::Discover | Message::Read(_)) {
             if self.strangers.len() < MAX_STRANGERS {

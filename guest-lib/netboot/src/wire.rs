@@ -227,7 +227,7 @@ codes! {
     pub enum Reason {
         /// It has nothing to boot for this node.
         NotForYou = 1,
-        /// The manifest is not the one that it has now; the node should ask again.
+        /// The server has another manifest now; the node should ask for it again.
         Stale = 2,
         /// No such file, or not so many bytes in it.
         NoSuchRange = 3,
@@ -245,7 +245,7 @@ pub enum Message<'a> {
     Read(Range),
     /// Server: here it is.
     Data(Range, &'a [u8]),
-    /// Node: this is what became of it, with a line for people.
+    /// Node: the result of its boot, with a line for the user.
     Report(BootState, &'a str),
     /// Server: the report has arrived.
     Ack,

@@ -55,7 +55,7 @@ const PACKET: usize = 1900;
 #[derive(Clone, Copy, Debug, Default)]
 struct Weather {
     lost: f64,
-    /// The same for each packet of a message, all of which must arrive.
+    /// The same for each packet of a message; all must arrive.
     packets_lost: f64,
     duplicated: f64,
     damaged: f64,
@@ -168,7 +168,7 @@ fn files_of_all_lengths_arrive() {
         let manifest = world.manifest(node(0)).unwrap();
         assert_eq!((manifest.kind, manifest.command_line.as_str()), (ImageKind::Guest, "a=b"));
         assert_eq!(world.fetch(node(0), &manifest, FileRole::Kernel).unwrap(), kernel);
-        // Nothing is asked for twice on a network that loses nothing.
+        // Nothing is requested twice on a network that loses nothing.
         assert_eq!(world.server.counters().blocks, len.div_ceil(BLOCK) as u64);
         assert_eq!(world.server.counters().bytes, len as u64);
     }
@@ -222,7 +222,7 @@ fn silent_server_times_out() {
     let Failure::Silent(ns) = failure else { panic!("{failure}") };
     assert!((PATIENCE_NS..PATIENCE_NS + SECOND).contains(&ns), "{ns}");
     assert_eq!(failure.to_string(), "the boot server has not answered for 20.0 s");
-    // It was asked again and again, but less and less often.
+    // The question was retransmitted, at growing intervals.
     let waited = world.now_ns - start;
     let asked = world.sent;
     assert!(waited >= PATIENCE_NS && asked < 400, "{asked} messages in {waited} ns");
@@ -237,8 +237,8 @@ fn silent_server_times_out() {
     assert_eq!(world.sent, before);
 }
 
-/// As on a way of seven links each of which loses one packet in twenty: a block of 9 packets
-/// arrives once in 24 times, and the question for it two times in three.
+/// As on a path of seven links that each lose one packet in twenty: a block of 9 packets arrives
+/// once in 24 times, and the question for it two times in three.
 #[test]
 fn file_arrives_over_lossy_links() {
     let kernel = bytes(40 * BLOCK + 17);
@@ -275,7 +275,7 @@ fn blocks_of_other_files_are_refused() {
     }
 }
 
-/// Found by fuzzing: blocks that an answer left out were never asked for again.
+/// Found by fuzzing: blocks that an answer left out were never requested again.
 #[test]
 fn missing_parts_are_asked_for_again() {
     let kernel = bytes(3 * BLOCK + 17);
@@ -291,7 +291,7 @@ fn missing_parts_are_asked_for_again() {
                 let (envelope, Message::Read(asked)) = wire::parse(&question).unwrap() else {
                     panic!("no question");
                 };
-                // A kilobyte of what was asked for.
+                // A kilobyte of the requested data.
                 let length = asked.length.min(1 << 10);
                 let start = asked.offset as usize;
                 let there = &kernel[start..start + usize::from(length)];
@@ -324,7 +324,7 @@ fn nodes_take_turns() {
             server.receive(node(c), &message);
         }
     };
-    // One node asks for more than the server keeps, the other for two.
+    // One node has more questions than the server keeps, the other two.
     ask(&mut server, 0, 1000);
     ask(&mut server, 1, 2);
     let order: Vec<_> = std::iter::from_fn(|| server.answer()).map(|(to, _)| to.c).collect();

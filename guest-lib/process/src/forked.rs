@@ -9,8 +9,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 /// Bytes of the memory in which the pointer is: at least a page.
 const SIZE: usize = 1 << 16;
 
-/// A value of which each process makes its own. A child does not see its parent's, so what that
-/// stands for (a device, a thread, a connection) remains the parent's alone.
+/// A value that each process makes for itself. A child does not inherit its parent's, so the
+/// resource behind it (a device, a thread, a connection) remains the parent's alone.
 ///
 /// Finding out takes no system call: the kernel clears the pointer in a child (MADV_WIPEONFORK, of
 /// Linux 4.14). Values are never dropped.
@@ -55,7 +55,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
     }
 
     /// Returns this process's value, which `make` makes if there is none. Several threads may call
-    /// `make` at once; one of them makes the value.
+    /// this at the same time; one of them makes the value.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &'static Own<T> {
         if let Some(own) = self.get() {
             return own;
