@@ -6,8 +6,8 @@
 //! ([`Stream::credit`]), and both test or wait for the end ([`Stream::test`], [`Stream::wait`]).
 //! Sends and credits of a link and channel match strictly in order.
 //!
-//! The library runs on the first device's [`Platform`]; [`Windows`] adds what that device does not
-//! have. Between messages no register is read, and a send by stores writes none.
+//! The library uses the [`Platform`] of the ICC's driver; [`Windows`] adds the access to injection
+//! windows. Between messages no register is read, and a send by stores writes none.
 //!
 //! ```
 //! use tofu_driver::{DmaBuffer, Platform};
@@ -70,8 +70,8 @@ pub trait Windows {
         false
     }
 
-    /// Stores a word at `offset`, a multiple of 8, in one access. A reader that sees it sees
-    /// everything that was stored before.
+    /// Stores a word at `offset`, a multiple of 8, in one access. A reader that sees it also sees
+    /// all earlier stores.
     fn publish(&self, _offset: u64, _word: u64) {}
 
     /// Loads a word at `offset`, a multiple of 8, in one access that comes after all stores before,
@@ -109,9 +109,9 @@ pub enum PostError {
     /// The length is 0 or more than 8 MiB, or not all of it is in the buffer.
     #[error("{len} bytes at {at} of a buffer of {buffer}: 1 to 8 MiB inside of it can be moved")]
     Range {
-        /// Offset asked for.
+        /// The requested offset.
         at: usize,
-        /// Bytes asked for.
+        /// The requested bytes.
         len: usize,
         /// Length of the buffer.
         buffer: usize,
@@ -226,9 +226,9 @@ impl<P: Platform> Nwp<P> {
         })
     }
 
-    /// Waits until the neighbours have all that was sent, for at most `timeout_ns` nanoseconds;
-    /// returns whether they do. Data that is still in the device is lost if the device is reset
-    /// before, or if the process ends and that resets the device.
+    /// Waits until the neighbours have received everything, for at most `timeout_ns` nanoseconds.
+    /// Returns true if they have. Data that is still in the device is lost if the device is reset,
+    /// also when that happens because the process ends.
     pub fn flush(&self, timeout_ns: u64) -> bool {
         let start = self.platform.now_ns();
         while !self.is_flushed() {
@@ -304,7 +304,7 @@ pub struct Stream<'a, P: Platform> {
     credits: usize,
     ngets: usize,
     tag: u32,
-    /// Interrupts are asked for.
+    /// True if interrupts are enabled.
     interrupts: bool,
     /// Bytes that had left the ring when the channel was opened.
     head: u64,
@@ -484,8 +484,8 @@ impl<P: Platform> Stream<'_, P> {
         }
     }
 
-    /// Makes the device send an interrupt with each notification from now on, and [`Stream::wait`]
-    /// sleep until one comes.
+    /// From now on the device sends an interrupt with each notification, and [`Stream::wait`]
+    /// sleeps until one comes.
     ///
     /// # Errors
     ///
@@ -622,7 +622,8 @@ impl<P: Platform + Windows> Stream<'_, P> {
 }
 
 impl<P: Platform> Drop for Stream<'_, P> {
-    /// The device is to forget the stream's memory. Packets that were sent still arrive.
+    /// Makes the device drop all references to the stream's memory. Packets that were sent still
+    /// arrive.
     fn drop(&mut self) {
         self.cancel();
         self.write(ChannelReg::TxReport, 0);

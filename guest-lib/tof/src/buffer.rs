@@ -8,13 +8,13 @@ use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 /// Bytes of a page of the processor.
 #[allow(unsafe_code)]
 fn page_size() -> usize {
-    // SAFETY: it only asks.
+    // SAFETY: this only queries a value.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).expect("Linux knows its pages")
 }
 
-/// Whole pages of zeroes that contain nothing else. Their addresses are those of this process,
-/// because only the kernel knows the device's.
+/// Whole pages of zeroes that contain nothing else. Their addresses are this process's, because
+/// only the kernel has the device's addresses.
 pub struct Buffer {
     memory: MmapRegion<()>,
     len: usize,

@@ -13,8 +13,8 @@ use crate::error::OpenError;
 use crate::file::PageFile;
 use crate::uapi;
 
-/// A barrier channel of this process. Its page and the memory of its notices are the process's;
-/// its gates are the kernel's.
+/// A barrier channel of this process. The process has its page and the memory of its notices; the
+/// kernel has its gates.
 ///
 /// Dropping it closes it, and its gates with it.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ fn setting(gate: &Gate) -> SetBg {
         Some(at) => (address(at), at.tni().into(), at.bg().into()),
         None => (Addr::default(), 0, -1),
     };
-    // What a gate receives from has no path.
+    // Links from which a gate receives have no path.
     let source = gate.src_remote.map(|from| from.with_path(from.coords().default_path()));
     let (source_raddr, source_rtni, source_rgate) = remote(source);
     let (dest_raddr, dest_rtni, dest_rgate) = remote(gate.dst_remote);

@@ -57,8 +57,8 @@ impl TofDevice {
         self.generation
     }
 
-    /// Confines a user's queues and gates from now on to a subnet, in the given group of the user's
-    /// number, or with `None` no longer; open ones stay as they are. For root alone.
+    /// Confines the queues and gates that a user opens from now on to a subnet, in the given group
+    /// of the user's number. `None` removes the limit. Open ones do not change. For root only.
     ///
     /// # Errors
     ///

@@ -14,7 +14,7 @@ pub enum OpenError {
     /// It is a channel, and another process has one of its gates.
     #[error("another process has one of its gates")]
     GateBusy,
-    /// Not this user's.
+    /// It belongs to another user.
     #[error("this user may not have it")]
     Permission,
     /// There is none of that number.
@@ -59,7 +59,7 @@ pub enum RegisterError {
     /// It is not mapped, or is read-only and was to be written.
     #[error("it is not mapped, or read-only")]
     Inaccessible,
-    /// The STag that was asked for is taken, or none is left.
+    /// The requested STag is in use, or none is left.
     #[error("the STag is taken, or none is left")]
     Taken,
     /// The system has no memory left, or may pin no more.

@@ -16,8 +16,8 @@ pub(crate) const FILES: &str = "/proc/tofu";
 
 /// A file that is open, and its page of registers.
 ///
-/// The page is dropped first. When the file is dropped it is closed for good, and its queue or
-/// channel has then stopped.
+/// The page is dropped before the file. Dropping the file closes it for the last time, which stops
+/// its queue or channel.
 #[derive(Debug)]
 pub struct PageFile {
     page: Page,

@@ -2,12 +2,12 @@
 //! offers.
 //!
 //! A process that drives a queue writes descriptors and doorbells itself, as everywhere: the
-//! driver's [`Rings`](tofu_driver::Rings) and [`Rounds`](tofu_driver::Rounds) post and poll. But
-//! the registers that set up queues and gates belong to the kernel, and so do the tables of
-//! registered memory. [`ControlQueue`] and [`BarrierChannel`] ask the kernel to set them up.
+//! driver's [`Rings`](tofu_driver::Rings) and [`Rounds`](tofu_driver::Rounds) post and poll. The
+//! kernel owns the registers that set up queues and gates, and the tables of registered memory.
+//! [`ControlQueue`] and [`BarrierChannel`] request set-up from it.
 //!
-//! Locks on `/proc/tofu/position` record which process of a node uses which queue or gate.
-//! Programs that use the files without this library do not see them ([`TofDevice::lock_queue`],
+//! Locks on `/proc/tofu/position` record which process of a node uses which queue or gate. Programs
+//! that use the files without this library ignore these locks ([`TofDevice::lock_queue`],
 //! [`TofDevice::lock_gate`]).
 #![deny(unsafe_code)]
 

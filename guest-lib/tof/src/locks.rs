@@ -1,7 +1,7 @@
 //! Which queues and gates of a node are in use, as locks on a file that all its processes open.
 //!
-//! The locks belong to the open file, so they end with the process, however it ends. A child that
-//! it has forked keeps them until the child ends as well, or starts another program.
+//! The locks belong to the open file, so they end with the process, even if it is killed. A forked
+//! child keeps them until it ends as well, or executes another program.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use tofu_abi::regs::{NUM_BG, NUM_CQ, NUM_TNI};
 use tofu_abi::{BgId, CqId, TniId};
 
-/// Bytes that stand for queues, followed by those that stand for gates.
+/// Bytes of the file that represent queues, followed by those that represent gates.
 const QUEUES: usize = NUM_TNI * NUM_CQ;
 
 /// The locks of one process.

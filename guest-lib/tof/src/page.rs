@@ -14,7 +14,7 @@ const SIZE: usize = PAGE_SIZE as usize;
 #[derive(Debug)]
 pub(crate) struct Page(NonNull<u8>);
 
-// SAFETY: a mapping is the process's; it belongs to no thread.
+// SAFETY: a mapping belongs to the process, not to a thread.
 unsafe impl Send for Page {}
 // SAFETY: it is accessed by volatile accesses only.
 unsafe impl Sync for Page {}
@@ -52,12 +52,12 @@ impl Page {
         value
     }
 
-    /// Writes a register. The device sees it after all that was written to memory before.
+    /// Writes a register. The device sees it after all earlier writes to memory.
     pub(crate) fn write(&self, offset: u64, value: u64) {
         let Some(register) = self.register(offset) else { return };
         fence(Ordering::Release);
-        // SAFETY: in the mapping and aligned. What the device does upon it touches memory that was
-        // given to the kernel for it, under the promises made there.
+        // SAFETY: in the mapping and aligned. The device then accesses only memory that was
+        // registered with the kernel for it, under the promises made there.
         unsafe { register.write_volatile(value.to_le()) };
     }
 }

@@ -17,7 +17,7 @@ use crate::uapi;
 pub struct QueueConfig {
     /// Network interface.
     pub tni: TniId,
-    /// Control queue, not the kernel's.
+    /// Control queue; the kernel's is not allowed.
     pub cq: CqId,
     /// Size code of the transmit queues, see [`tofu_abi::queue::queue_entries`].
     pub toq_size: u8,
@@ -27,8 +27,8 @@ pub struct QueueConfig {
     pub session: bool,
 }
 
-/// A control queue of this process. Its rings and its page are the process's; its registers and
-/// its tables are the kernel's.
+/// A control queue of this process. The process has its rings and its page; the kernel has its
+/// registers and its tables.
 ///
 /// Dropping it closes it. Registered memory is no longer used after that.
 #[derive(Debug)]
@@ -78,8 +78,8 @@ impl ControlQueue {
         &mut self.rings
     }
 
-    /// Registers memory of this process: under the STag `wanted`, below 4096, or the lowest one
-    /// from there on that is free, which is even if others may write to the memory, odd otherwise.
+    /// Registers memory of this process under the STag `wanted`, below 4096, or under the lowest
+    /// free one from 4096 on: an even one if others may write to the memory, an odd one otherwise.
     /// Returns the STag and the offset of the first byte.
     ///
     /// # Errors

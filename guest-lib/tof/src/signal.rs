@@ -1,6 +1,6 @@
 //! The signal that the kernel sends for exceptions of a queue or channel.
 //!
-//! It is SIGTERM unless the process chooses another one. Programs that use this library learn of
+//! It is SIGTERM unless the process chooses another one. Programs that use this library get
 //! exceptions from completions and results, as on every platform. So the library chooses a signal
 //! that the process ignores.
 #![allow(unsafe_code)]

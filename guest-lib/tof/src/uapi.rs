@@ -29,8 +29,8 @@ unsafe fn call<T>(file: BorrowedFd<'_>, request: u32, argument: &mut T) -> io::R
 ///
 /// # Safety
 ///
-/// The rings are memory that is accessed as memory that others may change, until `file` is closed
-/// and the queue's page is not mapped any more.
+/// The rings are accessed only as memory that others may change, until `file` is closed and the
+/// queue's page is unmapped.
 pub(crate) unsafe fn init_cq(file: BorrowedFd<'_>, mut init: InitCq) -> io::Result<()> {
     // SAFETY: as promised to this function.
     unsafe { call(file, tof::INIT_CQ, &mut init) }
@@ -82,8 +82,8 @@ pub(crate) fn free_stag(file: BorrowedFd<'_>, stag: u32) -> io::Result<()> {
 ///
 /// # Safety
 ///
-/// 256 bytes at `notice` are accessed as memory that others may change, until `file` is closed
-/// and the channel's page is not mapped any more.
+/// 256 bytes at `notice` are accessed only as memory that others may change, until `file` is closed
+/// and the channel's page is unmapped.
 pub(crate) unsafe fn enable_bch(
     file: BorrowedFd<'_>,
     notice: u64,

@@ -59,7 +59,7 @@ impl Drop for Claim {
     }
 }
 
-/// A network processor to which there are references that the compiler does not see.
+/// A network processor with references that the compiler does not track.
 struct Owned(NonNull<Nwp<AnyPlatform>>);
 
 // SAFETY: as a Box of it would be; a processor belongs to no thread.
@@ -88,7 +88,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: it came from a box, and who has borrowed it is gone.
+        // SAFETY: it came from a box, and its borrowers are gone.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -106,7 +106,7 @@ pub(crate) struct Device {
 /// A channel of a link.
 #[derive(Default)]
 struct Lane {
-    /// Held by who stores a message, from its first packet to its last.
+    /// Held by the thread that stores a message, from its first packet to its last.
     sender: Mutex<()>,
     /// Opened when it is first used.
     open: Mutex<Option<OpenLane>>,
@@ -118,7 +118,7 @@ struct OpenLane {
     serial: u64,
 }
 
-/// A request whose end was not told yet.
+/// A request whose end has not been reported yet.
 struct Waiting {
     serial: u64,
     ticket: Ticket,
@@ -287,7 +287,8 @@ impl Device {
         let _sender = lock(&self.lanes[place.index()].sender);
         let (mut rest, mut idle) = (message, 0);
         loop {
-            // Others may post credits meanwhile: the neighbour may need them to take this.
+            // Other threads may post credits in the meantime: the neighbour may need them to take
+            // this.
             rest = self.with(place, |lane| {
                 let mut left = rest;
                 while let Some(tail) = lane.stream.send_packet(left) {

@@ -2,8 +2,8 @@
 //!
 //! The work is done in `tofu-tnw`. This crate handles pointers, handles, codes and memory, and
 //! chooses where the process's network processor comes from (`backend`). Pointers are checked for
-//! null, handles and requests for validity, everything else for its range. Beyond that a C caller
-//! promises what C callers always promise: a pointer that is not null points to what its type says.
+//! null, handles and requests for validity, everything else for its range. Beyond that, a C caller
+//! guarantees as usual that a pointer which is not null points to an object of its type.
 #![allow(non_snake_case, reason = "names of functions are the paper's, or like these")]
 
 mod backend;
