@@ -55,7 +55,7 @@ fn wrong_number(what: &'static str, number: usize, hint: &'static str) -> Error 
 
 impl<P: Provider + ?Sized> Context<P> {
     /// Returns the capabilities of barriers in the device's generation. Tofu and Tofu2 reduce one
-    /// element at once.
+    /// element at a time.
     pub(crate) fn barrier_profile(&self) -> Profile {
         self.description().barrier
     }

@@ -42,7 +42,7 @@ pub struct Posting {
     header2: u64,
     /// The remote control queue, at its position in an address.
     cqid: u64,
-    /// The notice data is too long, so the device is to refuse the command.
+    /// The notice data is too long. This makes the device refuse the command.
     refuse: bool,
 }
 
@@ -474,7 +474,8 @@ impl Command {
     }
 
     /// Converts the prepared command to the form for the device, as sent by the VCQ with this extra
-    /// value. Its completion interrupts, if the queue is asked to, when the program learns of it.
+    /// value. If the queue has interrupts enabled and the program will be notified of the
+    /// completion, the completion interrupts.
     #[inline(always)]
     pub(crate) fn finish(&mut self, extra: u8) -> &[Descriptor] {
         let interrupt = self.tcq_notice() || self.local_notice();

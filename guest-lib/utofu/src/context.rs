@@ -30,10 +30,10 @@ impl<P: Provider + ?Sized> Context<P> {
         Self::splitting(provider, share, u32::MAX)
     }
 
-    /// Creates a process that sends Puts of at least `bytes` in parts over several of the shortest
-    /// paths, if they take the default path and their end is reported to this process. Such Puts,
-    /// and commands posted on the same control queue meanwhile, progress only during calls to the
-    /// library.
+    /// Creates a process that splits Puts of at least `bytes` over several of the shortest paths,
+    /// if they take the default path and their completion is reported to this process. While such a
+    /// Put is in progress, it and later commands on the same control queue progress only during
+    /// calls to the library.
     pub fn splitting(provider: Arc<P>, share: DeviceShare, bytes: u32) -> Self {
         let all = share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq)));
         let half = share.half();
@@ -43,11 +43,11 @@ impl<P: Provider + ?Sized> Context<P> {
         Self { provider, share, queues, barriers: Barriers::default() }
     }
 
-    /// Has polls rest, which have found nothing for `after` or longer, each for up to a
-    /// millisecond, or with `None` no longer, as at first. A poll of a VCQ ends its rest when
-    /// something comes. If the queue has no interrupts, or the thread polls several VCQs or
-    /// barriers, it rests for a small part of the time that it has waited. Without an operating
-    /// system no poll rests.
+    /// Makes polls sleep, each for up to a millisecond, once they have found nothing for `after` or
+    /// longer; `None` turns that off, which is the default. A poll of a VCQ wakes up when an entry
+    /// arrives. If the queue has no interrupts, or the thread polls several VCQs or barriers, it
+    /// sleeps for a small part of the time that it has waited. Without an operating system no poll
+    /// sleeps.
     pub fn rest_after(&self, after: Option<Duration>) {
         self.queues.iter().for_each(|queue| queue.rest_after.set(after));
         self.barriers.rest_after.set(after);
@@ -137,8 +137,8 @@ impl<P: Provider + ?Sized> Context<P> {
             return Err(Error::new(Code::NotSupported, "session mode", hint));
         }
         // Peers expect the first queue, so another one is taken only if the first is not suitable.
-        // A session leaves the first queue to other VCQs if it can, because its ID must be told to
-        // peers anyway.
+        // A VCQ in session mode leaves the first queue to other VCQs if possible, because the
+        // program must send its ID to peers anyway.
         let mut queues: Vec<_> = self.queues.iter().filter(|queue| queue.tni() == tni).collect();
         if kind.session {
             queues.reverse();

@@ -64,7 +64,7 @@ pub trait ClaimQueue {
     /// The right to a queue, which is given up when it is dropped.
     type Claim;
 
-    /// Claims a queue that is to be opened.
+    /// Claims a queue before it is opened.
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ pub trait ClaimQueue {
     ///
     /// # Errors
     ///
-    /// [`Code::OutOfResource`] if there is no broker to ask.
+    /// [`Code::OutOfResource`] if there is no broker.
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
     /// Returns barrier gates.
@@ -125,7 +125,7 @@ pub struct DriverProvider<P: Platform, M, C = Unshared> {
 
 impl<P: Platform, M> DriverProvider<P, M> {
     /// Creates a provider of the queues of `device` for processes of the group `gpid`, with message
-    /// receive queues of size code `mrq_size` (0 to 5). `memory` maps what is registered.
+    /// receive queues of size code `mrq_size` (0 to 5). `memory` maps registered memory.
     pub fn new(device: Device<P>, memory: M, mrq_size: u8, gpid: u64) -> Self {
         let claims = Unshared::new(device.generation());
         Self { device, memory, claims, mrq_size, gpid, subnet: Subnet::default(), direct: false }
@@ -489,8 +489,8 @@ impl<P: Platform, M: MapUser<P>, C> DriverQueue<P, M, C> {
 }
 
 /// The kinds of notices about the queue's own commands, one bit each. The device writes one for
-/// each command. They do not interrupt: if the program waits for the command's end, it has asked
-/// for an interrupt with the completion, which the device writes at the same time.
+/// each command. They do not interrupt: a program that waits for the command's end has requested an
+/// interrupt with the completion, which the device writes at the same time.
 const LOCAL_NOTICES: u64 = {
     let (mut local, mut at) = (0, 0);
     while at < MrqId::ALL.len() {
@@ -607,7 +607,7 @@ impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
             return Ok(());
         };
         if self.cq.unregister(taken).is_err() {
-            // The device may still use the memory, so it stays mapped for good.
+            // The device may still use the memory, so it stays mapped until the process ends.
             core::mem::forget(mapping);
             let hint = "the device does not release the memory";
             return Err(Error::with_value(Code::Fatal, "steering tag", stag.into(), hint));

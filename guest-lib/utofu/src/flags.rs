@@ -6,7 +6,7 @@ use crate::error::{Code, Error};
 pub(crate) const VCQ_THREAD_SAFE: u64 = 1 << 0;
 /// VCQ: it shares its control queue with no other.
 pub const VCQ_EXCLUSIVE: u64 = 1 << 1;
-/// VCQ: its commands start when a peer tells them to.
+/// VCQ: its commands start when a peer's command triggers them (session mode).
 pub const VCQ_SESSION_MODE: u64 = 1 << 2;
 
 /// VBG: several threads use it at the same time.
@@ -17,7 +17,7 @@ pub const REG_MEM_READ_ONLY: u64 = 1 << 0;
 
 /// Command: the last bytes of a Put become visible after all others.
 pub const STRONG_ORDER: u64 = 1 << 0;
-/// Command: packets are answered one by one, which has no effect that a program can see.
+/// Command: packets are answered one by one, which has no effect visible to a program.
 pub const PACKET_RESPONSE: u64 = 1 << 1;
 /// Command: the target's message receive queue gets a notice.
 pub const REMOTE_MRQ_NOTICE: u64 = 1 << 2;

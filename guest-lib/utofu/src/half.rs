@@ -11,8 +11,8 @@ use crate::wire::Edata;
 
 /// Half of a control queue: of its extra values, and of its steering tags.
 ///
-/// The extra values of both differ in the bit that all notices have of them, so a notice tells
-/// whose it is.
+/// The extra values of both differ in the bit that is part of all notices, so a notice identifies
+/// its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// Extra values 0 to 3 and component IDs 0 to 3.

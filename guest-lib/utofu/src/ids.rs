@@ -15,7 +15,7 @@ pub const NUM_RESERVED_STAGS: u32 = 256;
 /// The first steering tag that the library chooses. Those below belong to the 16 extra values, with
 /// 256 each.
 pub const FIRST_NORMAL_STAG: u32 = 4096;
-/// The path coordinate that stands for the default path.
+/// The path coordinate that means the default path.
 pub const PATH_COORD_NULL: u8 = 0xff;
 
 /// The largest X, Y and Z.
@@ -114,7 +114,7 @@ impl VcqId {
         Coords::new(self.x(), self.y(), self.z(), self.a(), self.b(), self.c())
     }
 
-    /// Returns a copy with another path. `None` stands for the path through A, B, C = 0, 0, 0.
+    /// Returns a copy with another path. `None` means the path through A, B, C = 0, 0, 0.
     ///
     /// # Errors
     ///
@@ -123,8 +123,7 @@ impl VcqId {
         path.map_or(Ok(0), check_path).map(|number| self.with_path_id(number))
     }
 
-    /// Returns the number that stands for `path` in the flags of a command to this ID. 0 is the
-    /// ID's own path.
+    /// Returns the number of `path` in the flags of a command to this ID. 0 is the ID's own path.
     ///
     /// # Errors
     ///

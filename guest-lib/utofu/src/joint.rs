@@ -1,9 +1,9 @@
 //! A control queue that two processes share, from the side of the one that owns it.
 //!
-//! Each of the two has separate rings, as if it had a queue for itself, and the owner takes the
-//! place of the device behind them: it moves orders into the queue, and completions and notices out
-//! of it. So the processes share no memory and no lock. One that is killed, in any state, leaves
-//! nothing half-done but in its own rings.
+//! Each of the two has separate rings, as if it had its own queue. The owner serves these rings in
+//! place of the device: it moves orders into the queue, and completions and notices out of it. So
+//! the processes share no memory and no lock. If one is killed, in any state, only its own rings
+//! are left inconsistent.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -29,13 +29,13 @@ pub struct MappedMemory {
     pub len: u64,
     /// The steering tag.
     pub stag: u32,
-    /// Offset that the first byte is to have, which equals the address modulo 256.
+    /// The required offset of the first byte, which equals the address modulo 256.
     pub offset: u64,
     /// True if it is read-only for peers.
     pub read_only: bool,
 }
 
-/// An open control queue of which processes get halves.
+/// An open control queue that is divided between two processes.
 pub trait Divisible {
     /// Entries of the transmit order queue.
     fn orders(&self) -> usize;
@@ -85,7 +85,7 @@ pub struct OwnedQueue<P: Platform> {
 
 impl<P: Platform> OwnedQueue<P> {
     /// Opens a queue with `stags` steering tags and a message receive queue of size code
-    /// `mrq_size`, and enables its interface. What comes interrupts, if the queue is asked to.
+    /// `mrq_size`, and enables its interface. Arrivals interrupt if interrupts are requested.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ struct Member<D> {
     stags: BTreeSet<u32>,
     /// No more of its orders are taken.
     is_stopped: bool,
-    /// Notices that were lost for lack of room.
+    /// Notices that were lost because of a full queue.
     lost: u64,
 }
 
@@ -248,8 +248,8 @@ impl<Q: Divisible, D: DmaBuffer> JointQueue<Q, D> {
         }
     }
 
-    /// Takes a half back from a process: deregisters its memory, and forgets what its commands end
-    /// with. Returns how many notices it has lost.
+    /// Takes a half back from a process: deregisters its memory, and discards the results of its
+    /// commands. Returns the number of lost notices.
     ///
     /// # Errors
     ///

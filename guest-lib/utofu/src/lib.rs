@@ -1,18 +1,18 @@
 //! The uTofu API, version 1.0, in Rust: one-sided communication over virtual control queues.
 //!
-//! A process has a [`Context`], made from a [`Provider`] of control queues of its node's device.
-//! The process may own the device or share it, or the device may be in the process itself.
-//! [`Context::create_vcq`] makes a [`Vcq`]. [`Vcq::reg_mem`] gives memory an [`Stadd`](ids::Stadd).
-//! [`Vcq::post`] starts [`Command`]s. [`Vcq::poll_tcq`] and [`Vcq::poll_mrq`] tell how they ended,
-//! and report other processes' commands.
+//! A process has a [`Context`]. It is made from a [`Provider`], which has control queues of the
+//! node's device. The process may own the device or share it, or the device may be in the process
+//! itself. [`Context::create_vcq`] makes a [`Vcq`]. [`Vcq::reg_mem`] gives memory an
+//! [`Stadd`](ids::Stadd). [`Vcq::post`] starts [`Command`]s. [`Vcq::poll_tcq`] and
+//! [`Vcq::poll_mrq`] report their completion, and other processes' commands.
 //!
 //! [`Context::alloc_vbg`] and [`Context::set_vbg`] allocate and link barrier gates.
 //! [`Context::barrier`] and the reductions start operations, which the gates then complete by
 //! themselves.
 //!
 //! As on real systems, the VCQs that a process makes on one interface share a control queue of the
-//! device unless they are exclusive. The additions of the C API (handles, codes, pointers) are in
-//! another crate.
+//! device unless they are exclusive. The rest of the C API (handles, codes, pointers) is in another
+//! crate.
 //!
 //! Choices that public sources leave open are listed in the manual under "uTofu: design choices".
 #![cfg_attr(not(feature = "std"), no_std)]

@@ -16,7 +16,7 @@ impl spin::RelaxStrategy for Patience {
 
 #[cfg(feature = "std")]
 impl spin::RelaxStrategy for Patience {
-    /// Usually tries again at once, because calls take less than a microsecond. But the holder of
+    /// Usually retries immediately, because calls take less than a microsecond. But the holder of
     /// the lock may need this processor, may be registering much memory, or may have a lower
     /// priority.
     fn relax() {

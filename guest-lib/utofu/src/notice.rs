@@ -1,4 +1,4 @@
-//! Message receive queue entries, as programs see them.
+//! Notices for programs, made of message receive queue entries.
 
 use tofu_abi::queue::{MrqEntry, MrqId};
 use tofu_abi::{Path, Rcode, StagOffset};
@@ -82,7 +82,8 @@ const fn stadd(word: StagOffset) -> u64 {
 }
 
 impl Entry {
-    /// Returns whether the entry is about a command of this queue whose end was not asked for.
+    /// Returns true if the entry is about a command of this queue whose completion was not
+    /// requested.
     #[inline]
     pub(crate) fn is_unwanted(entry: &MrqEntry) -> bool {
         const HALFWAY: u64 = 1 << MrqId::ArmwHalfway as u8

@@ -19,7 +19,7 @@ use crate::gates::VbgSetting;
 pub struct OpenQueue {
     /// Network interface.
     pub tni: TniId,
-    /// Control queue. Not the kernel's.
+    /// Control queue; the kernel's is not allowed.
     pub cq: CqId,
     /// Number of steering tags.
     pub stags: u32,
@@ -56,14 +56,14 @@ pub trait Provider {
     ///
     /// # Errors
     ///
-    /// [`Code::OutOfResource`] if there is no broker to ask.
+    /// [`Code::OutOfResource`] if there is no broker.
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error>;
 
     /// Returns gates that no longer belong to a channel.
     fn give_gates(&self, tni: TniId, gates: u64);
 
-    /// Links gates, of which `bch` of `tni` is the start and end gate, enables their interfaces,
-    /// and opens the channel.
+    /// Links gates, enables their interfaces, and opens the channel `bch` of `tni`, whose gate is
+    /// the start and end gate.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ pub struct Registration {
     pub len: usize,
     /// The steering tag, which is not in use.
     pub stag: u32,
-    /// Offset that the first byte is to have, which equals the address modulo 256.
+    /// The required offset of the first byte, which equals the address modulo 256.
     pub offset: u64,
     /// True if it is read-only for peers.
     pub read_only: bool,
@@ -171,8 +171,8 @@ pub trait Queue {
     /// out after a while.
     fn is_lost(&self) -> bool;
 
-    /// Has the queue interrupt from now on when it is asked to, and returns the descriptor that
-    /// becomes readable then, which stays open as long as the provider.
+    /// Enables interrupts, each of which [`Queue::ask_interrupt`] must request. Returns the
+    /// descriptor that becomes readable with each. It stays open as long as the provider.
     ///
     /// # Errors
     ///
@@ -182,15 +182,15 @@ pub trait Queue {
         Err(Error::new(Code::NotSupported, "waiting for a control queue", hint))
     }
 
-    /// Forgets an interrupt that has come, and asks for one at the next completion that was asked
-    /// for, and at the next notice of another process's command. The caller polls afterwards: what
-    /// has come before interrupts no more.
+    /// Clears an interrupt that has come, and requests one for the next requested completion, or
+    /// the next notice of another process's command. The caller must poll afterwards, because
+    /// earlier entries do not interrupt any more.
     fn ask_interrupt(&mut self) {}
 
     /// Withdraws that.
     fn ask_no_more(&mut self) {}
 
-    /// Finds out now whether the device has lost the queue, see [`Queue::is_lost`].
+    /// Checks whether the device has lost the queue, see [`Queue::is_lost`].
     fn look(&mut self) {}
 
     /// Lets the device access memory.

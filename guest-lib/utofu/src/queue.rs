@@ -63,15 +63,15 @@ struct Held {
     long_from: Option<Coords>,
 }
 
-/// A VCQ, as its queue sees it.
+/// The part of a VCQ that its queue handles.
 #[derive(Debug)]
 struct Vcq {
     serial: u32,
     completions: VecDeque<Completion>,
     notices: VecDeque<Notice>,
-    /// Notices that were lost for lack of room.
+    /// Notices that were lost because of a full queue.
     lost: u64,
-    /// Wakes those who wait for it, once some have.
+    /// Wakes threads that wait for it, once there have been any.
     bell: Option<Arc<Bell>>,
     /// The number of those that are in a call.
     sleepers: u32,
@@ -83,7 +83,7 @@ struct Vcq {
 }
 
 impl Vcq {
-    /// Wakes those who wait for the VCQ, as one of its lists has something.
+    /// Wakes threads that wait for the VCQ, because one of its lists has an entry.
     fn ring(&self) {
         if let Some(bell) = &self.bell {
             bell.ring();
@@ -109,9 +109,9 @@ pub(crate) struct OpenState<Q> {
     stags: Stags,
     /// Commands posted since the message receive queue was last found empty.
     unseen: usize,
-    /// For each value of the lower three bits of a target's extra value: whether commands went to a
-    /// target without component ID (bit 0) and to one with it (bit 1), and which came first (bits 2
-    /// and 3).
+    /// For each value of the lower three bits of a target's extra value: bit 0 is set if commands
+    /// were sent to a target without component ID, and bit 1 if to one with it. Bits 2 and 3 say
+    /// which came first.
     classes: [u8; 8],
     /// Commands to such targets since both kinds exist, until their notices arrive, which have only
     /// the lower three bits.
@@ -130,7 +130,7 @@ pub(crate) struct OpenState<Q> {
     held: VecDeque<Held>,
     /// The number of their descriptors.
     held_slots: usize,
-    /// Nodes to which a part was lost. Puts to them are no longer split.
+    /// Nodes for which a part of a split Put was lost. Puts to them are no longer split.
     whole_only: BTreeSet<Coords>,
 }
 
@@ -188,9 +188,9 @@ impl<Q: Queue> OpenState<Q> {
         Ok(found)
     }
 
-    /// Notes what a poll of a VCQ has found. Returns for how long such polls have found nothing, if
-    /// the thread is to rest. Completions that were not asked for are something, too: a program may
-    /// poll because the queue was full.
+    /// Notes the result of a poll of a VCQ. If the thread should sleep, returns how long such polls
+    /// have found nothing. Completions that were not requested count as found: a program may poll
+    /// because the queue was full.
     #[inline]
     pub(crate) fn idle(&mut self, extra: u8, found: bool, after: &RestAfter) -> Option<Duration> {
         let vcq = self.vcqs[usize::from(extra)].as_mut()?;
@@ -263,7 +263,7 @@ impl<Q: Queue> OpenState<Q> {
         }
         if let Some(vcq) = self.vcqs[usize::from(extra)].take() {
             self.waiting -= vcq.completions.len();
-            // Threads that sleep learn that it is gone.
+            // Wakes sleeping threads, which then find that it is gone.
             vcq.ring();
             self.settle();
         }
@@ -396,7 +396,7 @@ impl<Q: Queue> OpenState<Q> {
         Ok(())
     }
 
-    /// Returns how to split a long Put, if it is to be split.
+    /// Returns how to split a long Put, if it must be split.
     fn cut(&mut self, command: &Command, from: Coords) -> Option<(Cut, Mark)> {
         if self.session || self.whole_only.contains(&command.header1().target()) {
             return None;
@@ -467,7 +467,7 @@ impl<Q: Queue> OpenState<Q> {
             let hint = "more descriptors than the transmit queue has entries";
             return Err(Error::with_value(Code::InvalidNumber, "commands", slots as u64, hint));
         }
-        // This reaps commands whose completion the program has not asked for.
+        // This reaps commands whose completion the program has not requested.
         self.sort_completions();
         if self.room() < slots { Err(busy()) } else { Ok(()) }
     }
@@ -746,9 +746,9 @@ impl<Q: Queue> OpenState<Q> {
 
     /// Prepares a thread for sleep. Returns false if the VCQ has something.
     ///
-    /// The order is: silence the bell, ask for an interrupt, look at the rings. An entry that comes
-    /// after the look interrupts. One that came before is found, by this thread or by another one
-    /// that has looked since the bell was silenced, which rings it.
+    /// The order is: silence the bell, request an interrupt, poll the rings. An entry that comes
+    /// after the poll interrupts. An entry that came before it is found by this thread, or by
+    /// another one that has polled since the bell was silenced; that thread rings the bell.
     pub(crate) fn arm(&mut self, extra: u8, bell: &Bell) -> Result<bool, Error> {
         self.check()?;
         bell.silence();
@@ -761,8 +761,8 @@ impl<Q: Queue> OpenState<Q> {
         Ok(asleep)
     }
 
-    /// A thread has ended its wait. With `watched` the program waits by the bell's descriptor from
-    /// now on, or no more. The interrupt is withdrawn unless some thread or descriptor needs it.
+    /// Ends a thread's wait. `watched` says, if given, whether the program now waits by the bell's
+    /// descriptor. The interrupt is withdrawn unless a thread or descriptor needs it.
     pub(crate) fn end_wait(&mut self, extra: u8, watched: Option<bool>) {
         if let Some(vcq) = &mut self.vcqs[usize::from(extra)] {
             vcq.sleepers -= 1;
@@ -778,8 +778,7 @@ impl<Q: Queue> OpenState<Q> {
     }
 }
 
-/// The most bytes that can be registered at once, because addresses in a device's tables have 40
-/// bits.
+/// The most bytes of one registration, because addresses in a device's tables have 40 bits.
 const MAX_REGISTERED: u64 = 1 << 39;
 
 const fn lost() -> Error {

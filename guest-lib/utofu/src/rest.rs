@@ -44,7 +44,8 @@ impl EmptyPolls {
         self.count = 0;
     }
 
-    /// A poll has found nothing. Returns for how long that has been so, if the thread is to rest.
+    /// Notes a poll that has found nothing. If the thread should sleep, returns how long polls have
+    /// found nothing.
     #[inline]
     pub(crate) fn add(&mut self, after: &RestAfter) -> Option<Duration> {
         /// Looking at the clock takes as long as some polls.

@@ -2,9 +2,9 @@
 //!
 //! The first control queue of each process is the same as on real systems (public sources give it
 //! for up to 36 processes per node), because programs compute IDs of their peers from it. These
-//! first queues are the starts of equal shares of the eleven user queues. A process takes further
-//! queues from its share. That, the interfaces of more than four processes, and the queues of more
-//! than 36 are choices of ours.
+//! first queues are the starts of equal shares of the eleven user queues. *Ours*: a process takes
+//! further queues from its share; the interfaces of more than four processes; and the queues of
+//! more than 36.
 
 use core::ops::Range;
 
@@ -161,8 +161,8 @@ impl DeviceShare {
         self.half
     }
 
-    /// Returns the first queue for the next process without a known number. `is_free` tells which
-    /// queues are free. With few processes, the queues are those of a node with one, two, three or
+    /// Returns the first queue for the next process without a known number. `is_free` returns true
+    /// for free queues. With few processes, the queues are those of a node with one, two, three or
     /// four processes.
     pub fn choose_queue(
         generation: Generation,

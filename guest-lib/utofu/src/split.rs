@@ -13,8 +13,8 @@ use crate::command::Command;
 use crate::notice::{Entry, Notice};
 use crate::wire::Mark;
 
-/// The most bytes of a part. It is small enough that switches can buffer what waits on one path
-/// while the next part takes another, and large enough that the cost of commands is low.
+/// The most bytes of a part. It is small enough that switches can buffer a part that waits on one
+/// path while the next part takes another, and large enough that the cost of commands is low.
 const PART: u32 = 16 << 10;
 /// Bytes of the end, which waits for the parts: those of the longest packet.
 const END: u32 = 1920;

@@ -90,8 +90,8 @@ impl Stags {
         Ok(Stadd::new(stag, (memory.addr & RESERVED_OFFSET_MASK) as u64))
     }
 
-    /// Ends one registration. Returns whether it was the last one of its tag, in which case the
-    /// device must forget the tag.
+    /// Ends one registration. Returns true if it was the last one of its tag; the tag must then be
+    /// removed from the device.
     pub(crate) fn remove(&mut self, stadd: Stadd, owner: u8) -> Result<bool, Error> {
         let stag = stadd.stag();
         let registered = self.in_use.get_mut(&stag).filter(|r| r.memory.owner == owner);
@@ -127,7 +127,7 @@ impl Stags {
     /// Returns the owner of a tag.
     pub(crate) fn owner(&self, stag: u32) -> Option<u8> {
         if stag < FIRST_NORMAL_STAG {
-            // The tag itself tells its owner, registered or not.
+            // The owner follows from the tag, registered or not.
             return Some((stag >> 8) as u8);
         }
         self.in_use.get(&stag).map(|r| r.memory.owner)

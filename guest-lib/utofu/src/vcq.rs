@@ -30,7 +30,7 @@ use crate::stag::NUM_STAGS;
 /// The most looks for the parts of a Put before a VCQ is freed: about a second.
 const LOOKS_AT_PARTS: u32 = 1 << 23;
 
-/// The longest sleep before the device is asked whether it has the queue still.
+/// The longest sleep before the next check that the device still has the queue.
 #[cfg(feature = "std")]
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -110,8 +110,8 @@ impl VcqKind {
 }
 
 impl<P: Provider + ?Sized> SharedQueue<P> {
-    /// Creates a queue of the process, or the half of it that the process has, which sends Puts of
-    /// at least `split_from` bytes in parts.
+    /// Creates a queue of the process, or its half of one. Puts of at least `split_from` bytes are
+    /// split.
     pub(crate) fn new(
         provider: Arc<P>,
         (tni, cq): (TniId, CqId),
@@ -276,7 +276,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     pub fn post(&self, ticket: Ticket, command: &Command, cbdata: usize) -> Result<(), Error> {
         self.check_command(command)?;
         if command.put_length().is_some_and(|length| length >= self.split_from)
-            // A program that asks for the completion of a Put polls for it, which lets the library
+            // A program that requests the completion of a Put polls for it, which lets the library
             // make progress.
             && (command.tcq_notice() || command.local_notice())
             && !command.is_delayed()
@@ -361,7 +361,7 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     #[cfg(not(feature = "std"))]
     fn rest(&self, _: Ticket, _: Duration) {}
 
-    /// Rests in a poll that has found nothing, like the polls for so long before it.
+    /// Sleeps in a poll that has found nothing, like earlier ones for this time.
     #[cfg(feature = "std")]
     #[cold]
     fn rest(&self, ticket: Ticket, waited: Duration) {
@@ -410,14 +410,15 @@ impl<P: Provider + ?Sized> SharedQueue<P> {
     /// # Errors
     ///
     /// [`Code::NotSupported`] if the process has no interrupts; [`Code::InvalidVcqHdl`], also if
-    /// the VCQ is freed meanwhile; [`Code::OutOfMemory`], [`Code::OutOfResource`];
+    /// the VCQ is freed during the wait; [`Code::OutOfMemory`], [`Code::OutOfResource`];
     /// [`Code::Fatal`] if the device has lost the queue.
     #[cfg(feature = "std")]
     pub fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<bool, Error> {
         self.sleep(ticket, timeout, true)
     }
 
-    /// Waits. With `asked` the program has asked for it, and may wait by the descriptor afterwards.
+    /// Waits. With `asked`, the program has called for this wait, and may wait by the descriptor
+    /// afterwards.
     #[cfg(feature = "std")]
     fn sleep(&self, ticket: Ticket, timeout: Duration, asked: bool) -> Result<bool, Error> {
         let start = Instant::now();
@@ -643,7 +644,7 @@ impl<P: Provider + ?Sized> Vcq<P> {
         self.queue.poll_mrq(self.ticket).ok().flatten()
     }
 
-    /// Sleeps until there is something to take; see [`SharedQueue::wait`].
+    /// Sleeps until there is an entry to take; see [`SharedQueue::wait`].
     ///
     /// # Errors
     ///
@@ -681,7 +682,8 @@ impl<P: Provider + ?Sized> Vcq<P> {
 
 impl<P: Provider + ?Sized> Drop for Vcq<P> {
     fn drop(&mut self) {
-        // The VCQ exists. If the device does not release its memory, that stays mapped for good.
+        // The VCQ exists. If the device does not release its memory, that stays mapped until the
+        // process ends.
         let _ = self.queue.free(self.ticket);
     }
 }

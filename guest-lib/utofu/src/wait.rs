@@ -1,9 +1,9 @@
 //! Sleep until a VCQ has something.
 //!
 //! The VCQs of a control queue have one interrupt, and each has a bell. A thread sleeps until one
-//! of the two is readable. The thread that takes an interrupt looks at all entries that have come,
-//! and rings the bells of the VCQs that they are for (`OpenState::arm`). So no thread misses an
-//! interrupt that another one has taken.
+//! of the two is readable. The thread that takes an interrupt reads all entries that have come, and
+//! rings the bells of their VCQs (`OpenState::arm`). So no thread misses an interrupt that another
+//! one has taken.
 
 #[cfg(not(feature = "std"))]
 pub(crate) use nothing::Bell;
@@ -57,7 +57,7 @@ mod system {
             Ok(Self { event: event.map_err(exhausted)?, interrupt, both: OnceLock::new() })
         }
 
-        /// Wakes all who wait, until [`Bell::silence`].
+        /// Wakes all waiting threads, until [`Bell::silence`].
         pub(crate) fn ring(&self) {
             // It fails only if the counter is full, and then it is readable.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());

@@ -19,7 +19,7 @@ bitfield! {
 }
 
 bitfield! {
-    /// Bits of a prepared descriptor's first word that the device never sees.
+    /// Bits of a prepared descriptor's first word that are not passed to the device.
     pub struct Prepared {
         /// True if the completion is to be reported.
         tcq_notice / with_tcq_notice: bool @ 1..=1,

@@ -258,7 +258,7 @@ fn full_queue_is_busy_until_polled() {
         assert_eq!(completion(&a).cbdata, cbdata);
     }
     assert!(a.poll_tcq().is_none());
-    // These completions are not asked for: the library takes them by itself.
+    // These completions are not requested: the library reaps them by itself.
     let silent = Command::nop(0).unwrap();
     for _ in 0..10_000 {
         common::wait("room", || a.post(&silent, 0).ok());
@@ -327,7 +327,7 @@ fn vcqs_run_out_as_documented() {
     assert_eq!(code(0, Some(2), 0), Code::Used);
     drop(vcqs.pop());
     c.create_vcq(0, Some(2), 0).unwrap();
-    // Eleven queues, one of which is shared.
+    // Eleven queues; one is shared.
     let exclusive: Vec<_> = (0..10).map(|_| c.create_vcq(0, None, 2).unwrap()).collect();
     let mut cqs: Vec<_> = exclusive.iter().map(|v| v.id().cq()).collect();
     cqs.sort_unstable();

@@ -1,5 +1,4 @@
-//! Injection control: a gap between packets relieves a receiver to which more is sent than it can
-//! take.
+//! Injection control: a gap between packets relieves an overloaded receiver.
 #![allow(unreachable_pub)]
 
 mod congestion;

@@ -99,7 +99,7 @@ const fn edata(half: Half) -> u16 {
     extra | extra << 4 | WANTED
 }
 
-/// A process as the test sees it.
+/// A simulated process.
 struct Process {
     half: Half,
     rings: Rings<Memory, Registers>,
@@ -301,7 +301,7 @@ fn greedy_process_leaves_room() {
     }
     world.post(Half::Upper, true);
     world.joint.serve();
-    // Four at a time, of which one is the other's.
+    // Four at a time; one of them is the other process's.
     let long = |order: &Order| order.descriptors().len() == 2;
     assert_eq!(world.joint.queue().posted.iter().filter(|order| long(order)).count(), 1);
     for _ in 0..3 {

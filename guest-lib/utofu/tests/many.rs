@@ -1,8 +1,8 @@
-//! Random commands between several VCQs of several nodes, many of them in progress at once, against
-//! a model of all memories.
+//! Random commands between several VCQs of several nodes, many of them in progress at the same
+//! time, against a model of all memories.
 //!
-//! Commands in progress at once do not overlap, because their order would not be defined. All
-//! others may: the VCQs of a node have all registered the same memory, twice.
+//! Concurrent commands do not overlap, because their order would not be defined. All others may:
+//! the VCQs of a node have all registered the same memory, twice.
 
 mod common;
 
@@ -291,7 +291,7 @@ impl World {
         (command.unwrap(), own, theirs)
     }
 
-    /// Runs all operations at once.
+    /// Runs all operations concurrently.
     fn batch(&mut self, ops: &[Op]) -> Result<(), TestCaseError> {
         let mut completions = vec![Vec::new(); VCQS.len()];
         let mut notices = vec![Vec::new(); VCQS.len()];

@@ -302,7 +302,7 @@ fn million_commands_arrive_once_in_order() {
     let (mut told, mut seen, mut counted) = (0, 0, 0);
     let mut waiting = VecDeque::new();
     for n in 0..COMMANDS {
-        // Every seventh command asks for nothing, every fifth waits for the next, every third has
+        // Every seventh command requests nothing, every fifth waits for the next, every third has
         // two descriptors.
         let flags = if n % 7 == 0 { 0 } else { TCQ_NOTICE }
             | if n % 2 == 0 { REMOTE_MRQ_NOTICE } else { 0 }

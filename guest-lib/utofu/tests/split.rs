@@ -67,7 +67,7 @@ impl World {
     }
 }
 
-/// The effects of a Put that both ends can see.
+/// The effects of a Put that are visible at both ends.
 #[derive(Debug, PartialEq)]
 struct Told {
     completions: Vec<Completion>,
@@ -270,7 +270,7 @@ fn lost_part_resends_the_put_whole() {
     let used = now.iter().zip(&before).filter(|(now, before)| now > before).count();
     assert_eq!(used, 1, "from then on Puts there go whole");
 
-    // Nothing gets through.
+    // No packet gets through.
     for port in [Axis::B.port(true), Axis::B.port(false), Axis::C.port(true)] {
         fabric.set_link(FROM, port, false).unwrap();
     }
@@ -331,7 +331,7 @@ fn full_queue_fills_and_empties() {
     assert!(posted > 1000, "{posted}");
 }
 
-/// A VCQ that is freed at once has sent everything that was posted.
+/// A VCQ that is freed immediately has sent everything that was posted.
 #[test]
 fn freed_vcq_has_sent_all() {
     let shape = Shape::new([2, 1, 1, 2, 3, 2]).unwrap();

@@ -52,8 +52,7 @@ impl Backend {
     }
 }
 
-/// Returns the backend that the environment asks for, also to a child of a process that has used
-/// it.
+/// Returns the backend that the environment selects, also to a child of a process that has used it.
 pub(crate) fn choose(is_child: bool) -> Result<Backend, Error> {
     match env::var("TOFU_PROVIDER").as_deref() {
         Ok("inproc") => inproc::InProcess::new().map(Backend::InProcess),

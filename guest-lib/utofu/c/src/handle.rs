@@ -9,7 +9,7 @@ use crate::process;
 use crate::provider::AnyProvider;
 
 /// Positions of the fields: extra value 3:0, queue 15:8, process 31:16, serial number 55:32, and
-/// from 56 on the number of its process among those that have forked each other.
+/// from 56 on the number of its process in the chain of forks.
 const QUEUE: u32 = 8;
 const PROCESS: u32 = 16;
 const SERIAL: u32 = 32;

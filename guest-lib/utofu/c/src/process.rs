@@ -1,7 +1,7 @@
 //! The processes in the sense of uTofu that this process represents: one, except in tests.
 //!
-//! A forked child represents none of its parent's. What it creates itself is its own, if the
-//! backend allows for it.
+//! A forked child inherits none of its parent's VCQs and gates. It can create its own, if the
+//! backend allows that.
 
 use std::cell::Cell;
 use std::sync::OnceLock;

@@ -236,7 +236,7 @@ fn programs_sleep_until_something_comes() {
     let Some(program) = build(&C, &test_source("wait.c")) else { return };
     assert_eq!(program.run(&[], &PAIR), "ok\n");
     let split = [PAIR[0], ("TOFU_SHAPE", "1x1x1x2x3x2"), ("UTOFU_SPLIT_PUTS", "9600")];
-    // A node to which there are several paths.
+    // A node with several paths to it.
     assert_eq!(program.run(&["11"], &split), "ok\n");
 }
 
@@ -306,7 +306,7 @@ fn host_devices_are_in_a_separate_library() {
         assert!(said.contains(expected), "{expected}: {said}");
     }
     assert_eq!(said.lines().count(), 1, "{said}");
-    // What asks for no such device does not need it.
+    // Programs that do not request such a device do not need it.
     let said = program.run(&[], &[("TOFU_DEVICE", "ffff:ff:1f.7")]);
     assert!(said.contains("TOFU_PROVIDER=inproc"), "{said}");
 }

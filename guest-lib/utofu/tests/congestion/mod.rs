@@ -1,5 +1,5 @@
-//! Two nodes put to one interface of a node between them as fast as they can, or with gaps, while
-//! another node's short Puts pass that node. In modelled time.
+//! In modelled time: two nodes put to one interface of a node between them at full speed, or with
+//! gaps, while another node's short Puts pass that node.
 
 use tofu_abi::Coords;
 use tofu_abi::topology::{Axis, Shape};

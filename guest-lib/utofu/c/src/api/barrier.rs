@@ -61,7 +61,7 @@ unsafe fn list<T: Copy>(
 ///
 /// # Safety
 ///
-/// The pointer is null or points to as many IDs as are asked for.
+/// The pointer is null or points to as many IDs as are requested.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn utofu_alloc_vbg(
     tni_id: u16,

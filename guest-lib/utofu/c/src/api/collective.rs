@@ -48,7 +48,7 @@ fn no_such_group(group: usize) -> Error {
     Error::with_value(Code::NotFound, "group", group as u64, hint)
 }
 
-/// A function of the caller's by which members exchange data.
+/// The caller's function with which members exchange data.
 type AllGather = unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> c_int;
 
 struct Callback {

@@ -21,7 +21,7 @@ unsafe fn path(coords: *const u8) -> Result<Option<Path>, Error> {
 }
 
 /// Gives a VCQ ID another path: three bytes, A B C. Null, or `UTOFU_PATH_COORD_NULL` in the first
-/// byte, stands for the path through 0, 0, 0, unless that is known to meet a dead link.
+/// byte, means the path through 0, 0, 0, unless that is known to meet a dead link.
 ///
 /// # Safety
 ///
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn utofu_set_vcq_id_path(vcq_id: *mut u64, path_coords: *m
     })
 }
 
-/// Reports the path ID that stands for a path in the flags of a command to a VCQ ID.
+/// Reports the ID of a path, for the flags of a command to a VCQ ID.
 ///
 /// # Safety
 ///
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn utofu_get_path_id(
     })
 }
 
-/// Reports the path that a path ID stands for in commands to a VCQ ID.
+/// Reports the path of a path ID in commands to a VCQ ID.
 ///
 /// # Safety
 ///

@@ -1,6 +1,6 @@
 //! A rank of `tofu run --local` that shares its control queue with another one. The command owns
-//! the queue; each of the two has its own rings, and asks for everything else. Its memory it maps
-//! itself, as ranks with own queues do.
+//! the queue. Each of the two has its own rings, and sends requests for everything else. It maps
+//! its memory itself, as ranks with their own queues do.
 
 use std::collections::BTreeMap;
 use std::env;

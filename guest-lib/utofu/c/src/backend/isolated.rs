@@ -1,5 +1,6 @@
 //! A device that `tofud` shares among processes of users who are not root. The device isolates
-//! them, so each process has its own rings and notices, and asks for everything else.
+//! them, so each process has its own rings and notices, and sends requests to `tofud` for
+//! everything else.
 
 use std::sync::Arc;
 

@@ -19,8 +19,8 @@ use crate::provider::{AnyProvider, any};
 /// The variable with the socket that serves the node: a path, or an `@` and the name of an abstract
 /// socket. Several sockets, separated by commas, are for several processes in the sense of uTofu.
 const SOCKET: &str = "TOFU_LOCAL_SOCKET";
-/// The variable with a file whose locks record which barrier gates belong to which of the processes
-/// that share a node.
+/// The variable with the path of a file. Its locks record the owners of barrier gates, among
+/// processes that share a node.
 const LOCKS: &str = "TOFU_LOCAL_LOCKS";
 
 /// Nodes that are served, or this process's share of one. There are several only in tests.

@@ -6,8 +6,8 @@ use std::fs;
 pub(super) const MRQ_SIZE: u8 = 3;
 /// Memory of a node in KiB below which they have [`SMALL_MRQ_SIZE`].
 const SMALL_NODE_KIB: u64 = 1 << 20;
-/// Their size code there: 32768 notices, which take 1 MiB. What a user has of a node's memory is
-/// limited, and queues of 4 MiB for each of six interfaces leave little of a small one.
+/// Their size code there: 32768 notices, which take 1 MiB. A user's share of a node's memory is
+/// limited, and queues of 4 MiB for each of six interfaces would use up most of it on a small node.
 const SMALL_MRQ_SIZE: u8 = 2;
 
 /// The size code on this node, where what users pin is limited.

@@ -1,5 +1,5 @@
 //! Queues and barrier channels that the kernel driver or `tofud` has set up. The process has their
-//! rings and rounds, and asks for everything else.
+//! rings and rounds, and sends requests for everything else.
 
 use std::thread;
 

@@ -242,18 +242,17 @@ impl OutsideChannel for BarrierChannel {
 ///
 /// The kernel assigns the lowest free STag, and so does the library. They disagree after registered
 /// memory was unmapped: for the kernel its STag is free then, but for the library only when the
-/// program deregisters the memory. Such an STag is parked, which means that it is registered for an
-/// unused page.
+/// program deregisters the memory. Such an STag is parked: registered for an unused page.
 struct TofQueue {
     // First, so that the device uses nothing when the rest is dropped.
     queue: ControlQueue,
-    /// The page that parked STags stand for.
+    /// The page for which parked STags are registered.
     blank: Option<Buffer>,
     _claim: Option<QueueClaim>,
 }
 
-/// The number of times, and the interval, at which the kernel is asked whether it has freed the
-/// STag of unmapped memory, which takes it a moment.
+/// The number and the interval of polls for the STag of unmapped memory, which the kernel frees
+/// with a short delay.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
