@@ -76,7 +76,7 @@ struct Area {
     memory: NonNull<u8>,
 }
 
-// SAFETY: a mapping is the process's; it belongs to no thread.
+// SAFETY: a mapping belongs to the process, not to a thread.
 unsafe impl Send for Area {}
 // SAFETY: it is accessed by volatile accesses only.
 unsafe impl Sync for Area {}
@@ -119,7 +119,7 @@ impl Area {
     }
 }
 
-/// The registers of a device that another process may be using, to look at.
+/// A view of the registers of a device that another process may be using.
 pub struct Window {
     area: Area,
     _awake: Awake,
@@ -205,7 +205,7 @@ impl Region {
         }
     }
 
-    /// Writes by a system call. What cannot be written is lost, as on a bus.
+    /// Writes by a system call. A failed write is lost, as on a bus.
     #[cold]
     fn write_slow(&self, offset: u64, bytes: &[u8]) {
         if offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.size) {
@@ -234,14 +234,13 @@ macro_rules! accesses {
                 value
             }
 
-            /// Writes a register. The device sees it after all that was written to memory before.
+            /// Writes a register. The device sees it after all earlier writes to memory.
             #[inline]
             pub(crate) fn $write(&self, offset: u64, value: $int) {
                 fence(Ordering::Release);
                 match self.mapped::<$int>(offset) {
-                    // SAFETY: in the mapping and aligned. What the device does upon it touches
-                    // memory that is mapped for it alone, to which there are no references (see
-                    // `dma`).
+                    // SAFETY: in the mapping and aligned. The device then accesses only memory that
+                    // is mapped for it, to which there are no references (see `dma`).
                     Some(register) => unsafe { register.write_volatile(value.to_le()) },
                     None => self.write_slow(offset, &value.to_le_bytes()),
                 }

@@ -1,11 +1,11 @@
-//! A device that several processes use at once.
+//! A device that several processes use at the same time.
 //!
-//! VFIO gives a device to one process. A broker, `tofud`, is that process. It hands others
-//! descriptors of the device and of its address space over a UNIX socket, and keeps account of
-//! which process has which control queues and device addresses. From then on a process maps the
-//! registers, maps its memory, and opens its queues itself, without the broker. When a process
-//! ends, normally or not, its connection ends. The broker then stops its queues, takes its memory
-//! from the device, and can give both to other processes.
+//! VFIO gives a device to one process. A broker, `tofud`, is that process. It passes descriptors of
+//! the device and of its address space to other processes over a UNIX socket, and records which
+//! process has which control queues and device addresses. A process then maps the registers, maps
+//! its memory, and opens its queues without the broker. When a process ends, normally or not, its
+//! connection ends. The broker then stops its queues, takes its memory from the device, and can
+//! give both to other processes.
 //!
 //! The node's network is one of the processes, with the packet interface of a TNI
 //! ([`Broker::join_packets`]). It yields to a process that wants the device alone
@@ -13,10 +13,10 @@
 //!
 //! Processes that share a device in this way must trust each other: each can reach all registers
 //! and, through the device, all memory that the others have mapped. VFIO cannot isolate them. So
-//! only root's processes share it this way. Processes of other users get rings and notices of their
-//! own queues and channels, as memory files. For everything else they ask the broker
-//! ([`wire::IsolatedRequest`]), which opens queues, writes tables and registers, and maps memory
-//! ([`IsolatedDevice`]).
+//! only root's processes share it this way. Processes of other users get the rings and notices of
+//! their own queues and channels, as memory files. For everything else they send requests to the
+//! broker ([`wire::IsolatedRequest`]), which opens queues, writes tables and registers, and maps
+//! memory ([`IsolatedDevice`]).
 //!
 //! Other ways to isolate programs do not work: with a descriptor of the container they could unmap
 //! others' memory, an address space for each job needs PASIDs, which the device does not have, VFIO

@@ -44,7 +44,7 @@ pub enum MapError {
     /// The system has no memory left.
     #[error("allocating {size} bytes: {source}")]
     Memory {
-        /// Bytes asked for.
+        /// The requested bytes.
         size: usize,
         /// The system's error.
         source: io::Error,
@@ -86,8 +86,8 @@ pub(crate) struct Space {
     page: u64,
     free: Mutex<FreeList>,
     more: Option<Arc<dyn MoreAddresses>>,
-    /// The right to have the device alone, which ends last: others may have the device then. It
-    /// lasts as long as there are buffers, which may outlive the platform that they came from.
+    /// The right to exclusive use of the device. It is dropped last, because others may then have
+    /// the device. It lasts as long as there are buffers, which may outlive their platform.
     _right: Option<Right>,
 }
 
@@ -104,7 +104,7 @@ impl Space {
         Self { ops, _device: device, page: info.page, free, more: None, _right: right }
     }
 
-    /// A part of an address space, of which `more` gives further parts.
+    /// A part of an address space; `more` provides further parts.
     pub(crate) fn part(ops: Arc<dyn VfioOps>, info: &Info, more: Arc<dyn MoreAddresses>) -> Self {
         Self { more: Some(more), ..Self::new(ops, None, info, None) }
     }
@@ -190,10 +190,10 @@ fn map_error(error: VfioError, address: usize, len: usize) -> MapError {
     }
 }
 
-/// A range of device addresses that leads to memory, until it is dropped.
+/// A range of device addresses that is mapped to memory until this is dropped.
 pub(crate) struct Mapping {
     space: Arc<Space>,
-    /// All addresses that are reserved meanwhile: start and length.
+    /// All addresses that it reserves: start and length.
     taken: (u64, u64),
     addr: u64,
     len: usize,
@@ -444,8 +444,8 @@ struct UserRange {
 }
 
 /// Memory of the process that was mapped for the device by
-/// [`VfioPlatform::map_user`](crate::VfioPlatform::map_user). Clones stand for the same mapping;
-/// it ends with the last of them.
+/// [`VfioPlatform::map_user`](crate::VfioPlatform::map_user). Clones share the mapping; it ends
+/// with the last of them.
 #[derive(Clone)]
 pub struct UserMemory {
     _range: Arc<UserRange>,
@@ -455,13 +455,13 @@ pub struct UserMemory {
 }
 
 impl UserMemory {
-    /// Address at which the device sees the first byte.
+    /// The device address of the first byte.
     pub fn device_addr(&self) -> u64 {
         self.addr
     }
 
     /// True if, in the 64 KiB granule of device addresses that holds the first byte, only memory of
-    /// the same page is in front of it. The address equals that in the process, modulo 64 KiB.
+    /// the same page precedes it. The address equals that in the process, modulo 64 KiB.
     pub fn is_isolated(&self) -> bool {
         self.isolated
     }

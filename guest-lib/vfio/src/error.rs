@@ -50,7 +50,7 @@ pub enum Error {
     Driver {
         /// Address of the device.
         bdf: Bdf,
-        /// The driver that has it.
+        /// The driver to which it is bound.
         driver: String,
     },
     /// The kernel does not have the driver `vfio-pci`.
@@ -120,7 +120,7 @@ pub enum Error {
         bdf: Bdf,
         /// Its size in bytes.
         size: u64,
-        /// The size of a Tofu device's.
+        /// The size for a Tofu device.
         expected: u64,
     },
     /// VFIO refused something else.

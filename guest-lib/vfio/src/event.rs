@@ -55,8 +55,8 @@ impl EventLoop {
         Ok(Self { endpoint, stop, thread: Some(thread) })
     }
 
-    /// Calls `call` whenever `event` is written, from now on. Events that come while it runs, or
-    /// close together, are one call.
+    /// From now on, calls `call` whenever `event` is written. Events that come while it runs, or
+    /// close together, cause one call.
     pub(crate) fn add(
         &self,
         event: EventFd,

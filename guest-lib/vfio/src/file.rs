@@ -39,12 +39,12 @@ impl VfioPlatform {
 
     /// Maps for the device `len` bytes that another process has at `address`. They are in pages of
     /// a file: its `runs`, start and length in whole pages, hold them one after the other. The file
-    /// is memory that cannot shrink, whichever process has made it.
+    /// is memory that cannot shrink; any process may have made it.
     ///
     /// # Errors
     ///
-    /// [`MapError::Range`] if there are other pages than that, or they are of another file; see
-    /// also the others.
+    /// [`MapError::Range`] if the runs have another number of pages, or they are of another file;
+    /// see also the other variants.
     pub fn map_file(
         &self,
         file: BorrowedFd<'_>,
@@ -118,7 +118,7 @@ impl Drop for FileMemory {
 /// Pages of a file in this process's address space.
 struct Pages(NonNull<u8>, usize);
 
-// SAFETY: a mapping is the process's; it belongs to no thread, and is never accessed here.
+// SAFETY: a mapping belongs to the process, not to a thread, and is never accessed here.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}

@@ -119,7 +119,7 @@ pub(crate) fn wait(event: BorrowedFd<'_>, timeout_ns: u64) -> bool {
 
 const NONE: i32 = -1;
 
-/// The two places where a number stands for a descriptor.
+/// The two places with raw descriptor numbers.
 #[allow(unsafe_code)]
 mod raw {
     use super::{VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_PCI_MSIX_IRQ_INDEX};
@@ -146,7 +146,7 @@ mod raw {
         let size = (5 + fds.len()) * 4;
         let mut words = vec![size as u32, flags, VFIO_PCI_MSIX_IRQ_INDEX, start, fds.len() as u32];
         words.extend(fds.iter().map(|fd| *fd as u32));
-        // SAFETY: the kernel reads `argsz` bytes, which is what there is.
+        // SAFETY: the kernel reads `argsz` bytes, the size of the buffer.
         let result = unsafe { ioctl_with_ptr(device, VFIO_DEVICE_SET_IRQS(), words.as_ptr()) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

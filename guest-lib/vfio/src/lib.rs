@@ -10,23 +10,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The kernel's `vfio-pci` driver gives the device to one process: [`VfioPlatform::find`] binds it
-//! to that driver if it has none yet, maps BAR 0 (a doorbell is then a store, without a system
-//! call), and puts an IOMMU in front of the device, so that it reaches only the memory that this
-//! process allows. When the process ends, normally or not, the kernel resets the device.
+//! The kernel's `vfio-pci` driver gives the device to one process. [`VfioPlatform::find`] binds it
+//! to that driver if it has none yet, and maps BAR 0, so that a doorbell is a store without a
+//! system call. An IOMMU confines the device to the memory that this process allows. When the
+//! process ends, normally or not, the kernel resets the device.
 //!
 //! Memory for the device comes from [`tofu_driver::Platform::alloc_dma`]: small pieces from
 //! mappings of 2 MiB, large ones each from their own. Memory that exists already is mapped by
-//! [`VfioPlatform::map_user`]. Device addresses are the IOMMU's, below 2^40, because the device's
-//! tables have no more bits.
+//! [`VfioPlatform::map_user`]. Device addresses are IOMMU addresses below 2^40, because the
+//! device's tables have no more bits.
 //!
 //! Interrupts are eventfds. [`tofu_driver::Platform::irq_wait`] sleeps on one of them without a
 //! thread in between; [`VfioPlatform::on_interrupt`] calls a function from an event loop instead.
 //!
 //! With [`broker`] several processes share a device that one of them has opened.
 //!
-//! [`pci`] lists devices and moves them between drivers, and [`Window`] looks at the registers of
-//! one that is in use; they need no VFIO.
+//! [`pci`] lists devices and moves them between drivers, and [`Window`] reads the registers of a
+//! device that is in use; they need no VFIO.
 #![deny(unsafe_code)]
 
 mod bar;

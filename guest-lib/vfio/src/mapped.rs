@@ -54,15 +54,15 @@ impl<T: Tenure> MappedPlatform<T> {
     ///
     /// # Errors
     ///
-    /// If the memory is not there or read-only, or there are too many mappings or too much memory
-    /// is pinned; see [`MapError`].
+    /// If the memory is not mapped, or is read-only, or if there are too many mappings or too much
+    /// memory is pinned; see [`MapError`].
     ///
     /// # Safety
     ///
     /// Until the mapping is dropped, the pages that hold the `len` bytes at `memory` stay mapped as
     /// they are, and there are no Rust references to memory that the device writes (the steering
     /// tags under which the memory is registered decide what it writes). Remapping the addresses
-    /// meanwhile would leave the device with the old pages.
+    /// during this time would leave the device with the old pages.
     #[allow(unsafe_code)]
     pub unsafe fn map_user(&self, memory: *mut u8, len: usize) -> Result<UserMemory, MapError> {
         // SAFETY: as promised to this function.

@@ -16,7 +16,7 @@ pub(crate) const VFIO_PCI: &str = "vfio-pci";
 /// The kernel's own driver for Tofu devices, `tofu.ko`.
 pub const KERNEL_DRIVER: &str = "tofu";
 
-/// The PCI buses, or a folder that looks like them.
+/// The PCI buses in sysfs, or a folder with the same structure.
 #[derive(Clone, Debug)]
 pub struct Bus {
     root: PathBuf,
@@ -65,7 +65,7 @@ impl Bus {
         let mut devices: Vec<_> = list
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-            // One that vanishes meanwhile is none.
+            // A device that vanishes in the meantime is left out.
             .filter_map(|bdf| self.device(bdf).ok())
             .filter(is_wanted)
             .collect();
@@ -262,7 +262,7 @@ pub struct PciDevice {
     pub vendor: u16,
     /// Device id.
     pub device: u16,
-    /// The driver that has it.
+    /// The driver to which it is bound.
     pub driver: Option<String>,
     /// Its IOMMU group; `None` if there is no IOMMU in front of it.
     pub iommu_group: Option<u32>,

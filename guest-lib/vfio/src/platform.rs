@@ -96,9 +96,9 @@ impl VfioPlatform {
         let mut patience = LEAVING;
         let mut since = Instant::now();
         loop {
-            // A broker is asked first. It may have the device only for the node's network, or be
-            // about to release it after its last user. Or it lends the device that the kernel's
-            // driver has, and moves it from one driver to the other and back.
+            // A broker is asked first: it may have the device only for the node's network, or be
+            // about to release it after its last user. It may also lend a device that is bound to
+            // the kernel's driver, and move it to vfio-pci and back.
             if alone.is_none() && socket_path(device).exists() {
                 alone = Reservation::of(device).map(Arc::new);
                 if alone.is_some() {
@@ -110,7 +110,7 @@ impl VfioPlatform {
             }
             match Self::try_open(Some(device), alone.as_ref()) {
                 Ok(platform) => return Ok(platform),
-                // The process that has had it until now will release it in a moment.
+                // Its previous process will release it soon.
                 Err(Error::Busy(_)) if since.elapsed() <= patience => thread::sleep(PAUSE),
                 Err(error) => return Err(error),
             }
@@ -321,13 +321,13 @@ impl VfioPlatform {
         self.with_events(|events| events.add(event, call))
     }
 
-    /// Calls `call` when the kernel wants the device back, because it is to be unbound or
-    /// removed. The kernel waits for this process to drop the platform, and asks again every few
-    /// seconds.
+    /// Calls `call` when the kernel requests the device back, because it is being unbound or
+    /// removed. The kernel waits for this process to drop the platform, and repeats the request
+    /// every few seconds.
     ///
     /// # Errors
     ///
-    /// If the kernel does not tell, or the system has no thread left.
+    /// If the kernel does not support that request, or the system has no thread left.
     pub fn on_release_request(&self, call: impl FnMut() + Send + 'static) -> io::Result<()> {
         let event = new_event()?;
         self.tenure
@@ -345,7 +345,7 @@ impl VfioPlatform {
         }
     }
 
-    /// Reads 8 bytes of BAR 0 wherever they are: for tests of the device, as registers are at
+    /// Reads 8 bytes of BAR 0 at any offset: for tests of the device, because registers are at
     /// multiples of 8.
     pub fn bar0_read64_unaligned(&self, offset: u64) -> u64 {
         self.registers.read64(offset)
@@ -394,9 +394,9 @@ fn enable(device: &VfioDevice) {
     device.region_write(VFIO_PCI_CONFIG_REGION_INDEX, &command.to_le_bytes(), COMMAND);
 }
 
-/// Opens a device, and retries for a while if another program holds its lock in the kernel, as a
-/// program does for a moment that binds it, resets it or changes its power state. The kernel resets
-/// a device when it is opened, and fails rather than waits.
+/// Opens a device, and retries for a while if another program holds its lock in the kernel.
+/// Programs that bind it, reset it or change its power state hold the lock briefly. The kernel
+/// resets a device when it is opened, and fails instead of waiting for the lock.
 fn patiently(mut open: impl FnMut() -> Result<Opened, VfioError>) -> Result<Opened, VfioError> {
     const EAGAIN: i32 = 11;
     const PATIENCE: Duration = Duration::from_secs(2);

@@ -28,15 +28,14 @@ use crate::mapped::{MappedPlatform, Tenure};
 /// The time limit for the broker to answer. It never takes that long, unless it is stopped or the
 /// device is broken.
 const ANSWER: Duration = Duration::from_secs(20);
-/// The time for which a broker that has gone is waited for, as one that was killed is started
-/// again.
+/// The time to wait for a broker that is gone, because one that was killed is restarted.
 const RESTART: Duration = Duration::from_secs(3);
 
-/// The reason why a broker does not do what it was asked for.
+/// The reason why a broker does not carry out a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BrokerError {
-    /// The broker says no.
+    /// The broker has refused.
     #[error("{text}")]
     Refused {
         /// The kind of reason.
@@ -60,10 +59,10 @@ pub enum BrokerError {
     },
 }
 
-/// A connection to the broker of a device. The broker ends this process's share in the device
-/// with it.
+/// A connection to the broker of a device. When it ends, the broker ends this process's share in
+/// the device.
 pub struct Broker {
-    /// `None` after something went wrong: answers would come to other questions.
+    /// `None` after an error: answers could no longer be matched to requests.
     socket: Mutex<Option<OwnedFd>>,
 }
 
@@ -136,7 +135,7 @@ impl Broker {
     /// Asks for the packet interface of a TNI, for the node's network. The resulting platform has
     /// that TNI's interrupt.
     ///
-    /// The device must be released at once when the broker ends the connection, see
+    /// The device must be released immediately when the broker ends the connection, see
     /// [`SharedPlatform::connection`].
     ///
     /// # Errors
@@ -380,8 +379,8 @@ impl SharedPlatform {
         &self.tenure.broker
     }
 
-    /// The eventfd of the interrupt that was asked for, for event loops. Reading it takes the event
-    /// from [`Platform::irq_wait`](tofu_driver::Platform::irq_wait).
+    /// The eventfd of the requested interrupt, for event loops. Reading it takes the event from
+    /// [`Platform::irq_wait`](tofu_driver::Platform::irq_wait).
     pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
         self.tenure.packets.as_ref().map(|event| event.as_fd())
     }

@@ -27,9 +27,9 @@ use crate::memfd::{new_file, page_size};
 /// The way a process uses a device that a broker shares.
 #[derive(Debug)]
 pub enum Joined {
-    /// It has the device's registers and address space, as all others have who trust each other.
+    /// It has the device's registers and address space, like all processes that trust each other.
     Shared(Box<SharedPlatform>),
-    /// It has what is its own.
+    /// It has only its own queues and channels.
     Isolated(IsolatedDevice),
 }
 
@@ -107,8 +107,7 @@ impl IsolatedDevice {
         &self.broker
     }
 
-    /// Opens a control queue of this process's, with message receive queues of size code
-    /// `mrq_size`.
+    /// Opens a control queue for this process, with message receive queues of size code `mrq_size`.
     ///
     /// # Errors
     ///
@@ -131,12 +130,12 @@ impl IsolatedDevice {
         Ok(IsolatedQueue { rings, queue, broker: self.broker.clone(), memory: self.memory.clone() })
     }
 
-    /// Opens a barrier channel with gates of this process's. The broker ignores the group, subnet
-    /// and interrupts of `config` and sets its own.
+    /// Opens a barrier channel with gates of this process. The broker ignores the group, subnet and
+    /// interrupts of `config` and sets its own.
     ///
     /// # Errors
     ///
-    /// The errors of the gates, or see [`BrokerError`].
+    /// The errors of the gates, or a [`BrokerError`].
     pub fn open_channel(
         &self,
         config: &ChannelConfig,
@@ -212,7 +211,7 @@ impl Cut {
     }
 }
 
-/// Memory that the device writes to or reads. Where the device sees it is the broker's business.
+/// Memory that the device writes or reads. Only the broker has its device address.
 pub struct Part {
     memory: MmapRegion<()>,
     len: usize,
@@ -253,7 +252,7 @@ impl UserPage for BrokerPage {
     }
 
     fn write(&self, offset: u64, value: u64) {
-        // A message comes after all that was written to memory before: it is a system call.
+        // A message is a system call, so it comes after all earlier writes to memory.
         let request = IsolatedRequest::Write { page: self.page, offset: offset as u16, value };
         self.broker.tell(&Request::Isolated(request));
     }
@@ -331,7 +330,7 @@ impl IsolatedQueue {
     }
 
     /// Registers memory that this process has mapped for the device, at an address that no other
-    /// process has, under an STag that is free, so that its first byte has this offset.
+    /// process has. The STag must be free. The first byte gets the offset `offset`.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
-//! Private memory of this process that becomes memory of a file, which another process can map too.
+//! Turns private memory of this process into memory of a file, which another process can map too.
 //!
 //! A program can register any of its memory: heap, stack, variables. Such pages belong to the
 //! process alone, and VFIO maps only the memory of the process that asks. So they are copied into a
-//! memory file, which is then mapped in their place. No thread notices, because all are stopped
-//! meanwhile. A page stays in the file even when it is no longer registered.
+//! memory file, which is then mapped in their place. No thread notices, because all are stopped in
+//! the meantime. A page stays in the file even when it is no longer registered.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -127,12 +127,12 @@ fn areas() -> io::Result<Vec<Area>> {
     Ok(fs::read_to_string("/proc/self/maps")?.lines().filter_map(Area::parse).collect())
 }
 
-/// A part of what is to be shared.
+/// A part of the memory to be shared.
 struct Piece {
     area: Area,
     /// Its offset in the file.
     offset: u64,
-    /// It has to go there.
+    /// True if it must be moved there.
     moves: bool,
 }
 
@@ -206,8 +206,8 @@ impl OwnMemory {
     ///
     /// # Safety
     ///
-    /// The memory is the caller's, or pages of the heap, stack or variables of the program that it
-    /// shares with others of the program's; it is treated as memory that others may change.
+    /// The memory belongs to the caller, or shares pages with other data of the program's heap,
+    /// stack or variables. It is treated as memory that others may change.
     pub(super) unsafe fn share(
         &self,
         addr: usize,
@@ -274,8 +274,8 @@ unsafe fn move_all(file: &OwnedFd, pieces: &[Piece], with_stack: bool) -> Result
     })
 }
 
-/// Moves a piece into the file, as a whole: the kernel copies it and enters all of its pages at
-/// once, where each would be a fault otherwise, and one more when it is used.
+/// Moves a piece into the file as a whole: the kernel copies it and maps all of its pages in one
+/// call. Otherwise each page would cost a fault for the copy, and another one at its first use.
 ///
 /// # Safety
 ///
@@ -394,7 +394,7 @@ mod tests {
             // SAFETY: memory of this test's, accessed by atomics.
             unsafe { memory.share(pages + (page << 12), count << 12, false).unwrap() }
         };
-        // What the first call needs once.
+        // Initialisation at the first call.
         share(0, 1);
         let before = faults();
         share(1, 256);

@@ -24,7 +24,7 @@ use super::wire::SpaceKind;
 ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
 ioctl_io_nr!(VFIO_IOMMU_UNMAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 14);
 
-/// An address space that is not this process's own. What this process maps there is its memory.
+/// An address space that belongs to another process. This process maps its own memory there.
 pub(crate) enum SharedSpace {
     Container(OwnedFd),
     Iommufd { iommufd: IommuFd, ioas: u32 },

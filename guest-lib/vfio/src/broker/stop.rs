@@ -1,7 +1,7 @@
 //! Stopping all other threads of the process for a moment.
 //!
-//! Each thread gets a signal and waits in its handler without writing to memory, not even to its
-//! stack, which may be moved meanwhile.
+//! Each thread gets a signal, and waits in its handler without writing to memory, not even to its
+//! stack, because the stack may be moved during that time.
 #![allow(unsafe_code)]
 
 use std::arch::naked_asm;
@@ -20,14 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Threads that have stopped.
 static STOPPED: AtomicU32 = AtomicU32::new(0);
-/// Threads stop while this is odd, and go on when it is not what it was when they stopped.
+/// Threads stop while this is odd, and continue when it has changed since they stopped.
 static ROUND: AtomicU32 = AtomicU32::new(0);
 /// One at a time.
 static STOPPING: Mutex<()> = Mutex::new(());
 
 /// The reason why threads cannot be stopped.
 pub(super) enum StopError {
-    /// One does not, as it blocks this signal.
+    /// A thread does not stop, because it blocks this signal.
     Thread(i32),
     /// The system does not do it.
     System(io::Error),
@@ -155,7 +155,7 @@ impl Threads {
     }
 }
 
-/// Stops all threads but the caller's.
+/// Stops all threads except the caller's.
 ///
 /// Until the result is dropped the caller must not wait for any of them, so it must not allocate.
 ///

@@ -42,8 +42,8 @@ pub enum Request {
     /// network. The first message, answered by [`Answer::Welcome`], with the TNI's interrupt as a
     /// third descriptor, an eventfd.
     ///
-    /// The network has the device until another process wants it alone. It must release the device
-    /// at once when the broker ends the connection.
+    /// The network has the device until another process wants exclusive use. It must release the
+    /// device immediately when the broker ends the connection.
     Packets {
         /// The process's [`VERSION`].
         version: u16,
@@ -103,7 +103,7 @@ pub enum IsolatedRequest {
         /// Commands start as the session advances.
         session: bool,
     },
-    /// Closes it, and all that it has registered. Answered by [`Answer::Done`].
+    /// Closes it, and deregisters all of its memory. Answered by [`Answer::Done`].
     CloseQueue {
         /// The queue.
         queue: Queue,
@@ -117,7 +117,7 @@ pub enum IsolatedRequest {
         stag: u32,
         /// Offset that the first byte is to have.
         offset: u64,
-        /// Address of the first byte in the process, of which the position in its page counts.
+        /// Address of the first byte in the process; only its offset within the page matters.
         address: u64,
         /// Bytes.
         len: u64,
@@ -231,7 +231,7 @@ impl Channel {
     }
 }
 
-/// A page of registers that is a program's.
+/// A page of registers that a program may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Page {
     /// The page of a control queue.
@@ -312,7 +312,7 @@ pub enum Answer {
     Memory,
     /// It is done. The answer to [`Request::Interrupt`] comes with an eventfd.
     Done,
-    /// The value that was asked for.
+    /// The requested value.
     Value(
         /// The value.
         u64,
