@@ -23,7 +23,7 @@ mod interrupt;
 
 use gate::Gate;
 
-/// The channel that ENABLE_BCH made.
+/// The channel after ENABLE_BCH.
 struct Enabled {
     irqs: KVec<interrupt::Registration>,
     _notice: Pinned,
@@ -41,7 +41,7 @@ pub(crate) struct Bch {
     uid: u32,
     opener: Arc<Opener>,
     signal: Arc<Signal>,
-    /// The epoch in which the device was told of its gates, if it was.
+    /// The epoch in which its gates were set up in the device, if they were.
     epoch: Atomic<u64>,
     #[pin]
     state: Mutex<Option<Enabled>>,
@@ -86,10 +86,10 @@ impl Bch {
         epoch != NO_EPOCH && !self.device.is_in(epoch)
     }
 
-    /// The device is about to be reset: tells the process. The reset stops the channel.
+    /// Notifies the process that the device is about to be reset. The reset stops the channel.
     pub(crate) fn lose(&self) {
         let epoch = self.epoch.load(Relaxed);
-        // An earlier reset has been told already.
+        // An earlier reset has been reported already.
         if epoch != NO_EPOCH && self.device.is_in(epoch + 1) {
             self.signal.tell_lost(self.id.si_int());
         }
@@ -120,7 +120,7 @@ impl Bch {
         }
     }
 
-    /// Writes a register of the channel, which are with those of its gate.
+    /// Writes a register of the channel. They are in the block of its gate.
     fn write(&self, reg: BgsReg, value: u64) {
         self.device.write(self.id.gate(), reg, value);
     }
@@ -141,7 +141,7 @@ impl Bch {
             .wait_until_idle()
             .and_then(|()| self.enable_gates(&gates, &mut enabled))
             .and_then(|()| self.register_interrupts(&mut enabled));
-        // From here on a reset finds it.
+        // From here on a reset handles this channel.
         self.epoch.store(epoch, Relaxed);
         let result = result.and_then(|()| if self.is_lost() { Err(EIO) } else { Ok(()) });
         if let Err(error) = result {
@@ -152,7 +152,7 @@ impl Bch {
         Ok(())
     }
 
-    /// The gates that the process asks for, checked.
+    /// The requested gates, checked.
     fn gates(&self, a: &EnableBch) -> Result<KVec<Gate>> {
         let description = self.device.description();
         let count = a.gates(description).ok_or(EINVAL)?;
@@ -166,7 +166,7 @@ impl Bch {
         Ok(gates)
     }
 
-    /// Pins the notice area at `addr`, and has the channel run with it.
+    /// Pins the notice area at `addr`, and starts the channel with it.
     fn unmask(&self, addr: u64) -> Result<Pinned> {
         let page = addr & !(PAGE - 1);
         let end = page.checked_add(PAGE).ok_or(EINVAL)?;
@@ -206,7 +206,7 @@ impl Bch {
         Ok(())
     }
 
-    /// Undoes as much as [`Bch::enable`] has done.
+    /// Undoes the completed steps of [`Bch::enable`].
     fn take_down(&self, enabled: &mut Enabled) {
         self.epoch.store(NO_EPOCH, Relaxed);
         enabled.irqs.clear();
@@ -227,7 +227,7 @@ impl Bch {
         Ok(())
     }
 
-    /// Exceptions of the channel's gates since ENABLE_BCH, also those that are no signal (ours).
+    /// Exceptions of the channel's gates since ENABLE_BCH, including those without a signal (ours).
     ///
     /// # Errors
     ///
@@ -248,7 +248,7 @@ impl Bch {
         Ok(all & BgsIrqs::EXCEPTIONS)
     }
 
-    /// The file is closed for good.
+    /// Handles the last close of the file.
     pub(crate) fn release(&self) {
         let _ = self.disable();
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Limits on what processes take of a node's memory: pages that are pinned for them, and the
-//! tables and objects that the kernel has for them. It is charged before it is taken.
+//! Limits on the memory of a node that processes use: pinned pages, and tables and objects in the
+//! kernel. Memory is charged before it is allocated.
 
 use kernel::prelude::*;
 use kernel::sync::atomic::{Atomic, Relaxed};
@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::opener::Opener;
 use crate::shim;
 
-/// Bytes of a page of the processor's.
+/// Bytes of a page of the CPU.
 const PAGE: usize = kernel::page::PAGE_SIZE;
 
 /// Pages that are charged to a process's user, until this is dropped.
@@ -21,15 +21,16 @@ pub(crate) struct Charge {
     pages: usize,
 }
 
-/// The pages that hold so many bytes of a table, which may be allocated as a power of two of them.
+/// The number of pages for a table of this size, which may be allocated as a power of two of pages.
 pub(crate) const fn table_pages(bytes: usize) -> usize {
     bytes.div_ceil(PAGE).next_power_of_two()
 }
 
 impl Charge {
-    /// Charges so many pages to the user who opened a file. All users together have half of the
-    /// node's memory, one of them 63 of 64 parts of that; and not more than RLIMIT_MEMLOCK,
-    /// which counts what a user has in all processes. The latter two are not for CAP_IPC_LOCK.
+    /// Charges this number of pages to the user who opened a file. All users together may have half
+    /// of the node's memory, and one user 63/64 of that. A user may also not exceed RLIMIT_MEMLOCK,
+    /// which counts the user's pages in all processes. The two limits per user do not apply with
+    /// CAP_IPC_LOCK.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The ioctls of the files `control` and `info`: rights of users, counters, and state for finding
-//! out what has gone wrong.
+//! The ioctls of the files `control` and `info`: rights of users, counters, and state for
+//! debugging.
 
 use kernel::bindings;
 use kernel::ffi::c_int;
@@ -66,7 +66,7 @@ pub(crate) fn info_ioctl(opened: &Opened, cmd: u32, arg: u64) -> Result {
 }
 
 fn privileged() -> Result {
-    // SAFETY: it looks at the credentials of the current process, which there is in an ioctl.
+    // SAFETY: it reads the credentials of the current process, which exists in an ioctl.
     if unsafe { bindings::capable(bindings::CAP_SYS_ADMIN as c_int) } {
         Ok(())
     } else {
@@ -97,7 +97,7 @@ fn register_user(device: &Device, a: &uapi::RegUser) -> Result {
     device.users.lock().register(a.uid, rights)
 }
 
-/// Ours: what is said of a node replaces what was said of it before.
+/// Ours: a new report about a node replaces the earlier one.
 fn note_links_down(device: &Device, a: &uapi::NotifyLinkdown) -> Result {
     let count = a.count().ok_or(EINVAL)?;
     let health = device.health();
@@ -141,7 +141,7 @@ fn load_register(device: &Device, a: &uapi::LoadRegister) -> Result {
     let range = a.range().ok_or(EINVAL)?;
     let mut out = UserSlice::new(UserPtr::from_addr(a.buf as usize), a.len as usize).writer();
     for (n, offset) in range.step_by(8).enumerate() {
-        // A read of a device's register takes a while, and there are millions.
+        // A read of a device register is slow, and there are millions of registers.
         if n % 256 == 255 && current!().signal_pending() {
             return Err(EINTR);
         }

@@ -2,9 +2,10 @@
 
 //! Control queues of processes.
 //!
-//! [`Cq`] is a queue that is open: `queue` has its life from INIT_CQ to the last close,
-//! `registration` the STags that its process asks for. `ring` is one of its rings, `stag` memory
-//! that is registered, `tables` what the device reads of STags, `interrupt` its exceptions.
+//! [`Cq`] is an open queue. `queue` handles its life from INIT_CQ to the last close, and
+//! `registration` the requests of its process for STags. `ring` is one of its rings, `stag`
+//! registered memory, `tables` the device's tables of STags, and `interrupt` handles its
+//! exceptions.
 
 mod interrupt;
 mod queue;

@@ -28,18 +28,18 @@ use crate::registers::{Register, BAR_BYTES};
 use crate::shim;
 use crate::users::Users;
 
-/// The time for which the driver waits for the device, as the public driver does. The answer
-/// usually comes at once.
+/// The time for which the driver waits for the device, as in the public driver. The device usually
+/// responds immediately.
 const PATIENCE: Delta = Delta::from_millis(3000);
-/// The shortest time between two messages of what other nodes cause.
+/// The shortest time between two messages about events that other nodes cause.
 const LOG_INTERVAL_NS: u64 = 5_000_000_000;
 
-/// The state of a device, as the driver finds it.
+/// The state in which the driver finds a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// It has what it was told.
+    /// It has its settings.
     AsSet,
-    /// It has forgotten it: something has reset it, of which the kernel knows nothing.
+    /// It has lost them: it was reset without the kernel's knowledge.
     Blank,
     /// It does not answer.
     Gone,
@@ -50,7 +50,7 @@ pub(crate) enum Presence {
 pub(crate) struct Device {
     pdev: &'static pci::Device<kernel::device::Bound>,
     bar: pci::Bar<'static, BAR_BYTES>,
-    /// None without interrupts, and when the driver has left the function.
+    /// None without interrupts, and after the driver was unbound.
     #[pin]
     vectors: Mutex<Option<pci::IrqVectorRegistration<'static>>>,
     bar_addr: u64,
@@ -62,42 +62,45 @@ pub(crate) struct Device {
     /// Gates that channels have enabled.
     #[pin]
     gates: Mutex<GateSet>,
-    /// Which links are known to be dead, if there is a network interface.
+    /// The known dead links, if there is a network interface.
     #[pin]
     health: Mutex<Option<Arc<Health>>>,
     /// Even, or odd while the function is being reset. It never returns to an earlier value.
     epoch: Atomic<u64>,
-    /// Not 0 from when the device was found gone until it was reset. What a device reads as that
-    /// sleeps is up to the platform.
+    /// Not 0 from the time when the device was found gone until it was reset. The value that a
+    /// sleeping device reads as depends on the platform.
     gone: Atomic<u64>,
     /// Pages that processes have pinned.
     pub(crate) pinned: Atomic<usize>,
-    /// Pages that are charged to users: those, and what the kernel has for them.
+    /// Pages that are charged to users: pinned pages, and the kernel's memory for them.
     pub(crate) charged: Atomic<usize>,
     /// Exceptions that processes have caused.
     pub(crate) faults: Atomic<u64>,
-    /// Exceptions that other nodes can have caused, and when one was logged last.
+    /// Exceptions that other nodes may have caused, and when one was last logged.
     peer_faults: Atomic<u64>,
     peer_logged_ns: Atomic<u64>,
-    /// Requests of the links that were taken; only [`Device::has_met_dead_link`] writes to it.
+    /// Interrupt requests of the links that were handled; only [`Device::has_met_dead_link`] writes
+    /// to it.
     links: Atomic<u64>,
 }
 
 impl Device {
-    /// Takes over a function that is enabled: resets it, maps its registers and lets packets in.
+    /// Takes over an enabled function: resets it, maps its registers and enables reception of
+    /// packets.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if there is no such device behind the function.
+    /// `ENODEV` if the function is not such a device.
     pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
         let bound: &pci::Device<kernel::device::Bound> = pdev;
-        // SAFETY: everything that holds a `Device` is gone before the function is unbound: files
-        // are, at the removal of their entries in /proc, and the driver's own data is last.
+        // SAFETY: everything that holds a `Device` is gone before the function is unbound. Files
+        // are gone when their entries in /proc are removed, and the driver's own data is dropped
+        // last.
         let bound: &'static pci::Device<kernel::device::Bound> =
             unsafe { &*core::ptr::from_ref(bound) };
-        // An earlier driver may have left it in any state. The reset keeps the configuration space.
-        // A function that the kernel cannot reset is taken as it is.
-        // SAFETY: the device is not in use yet, and the kernel holds its lock during probe.
+        // An earlier driver may have left it in any state. The reset preserves the configuration
+        // space. A function that the kernel cannot reset is used as it is. SAFETY: the device is
+        // not in use yet, and the kernel holds its lock during probe.
         unsafe { bindings::pci_reset_function_locked(Self::raw_pci(bound)) };
 
         let number = tofu_abi::pci::REGISTER_BAR.into();
@@ -116,7 +119,8 @@ impl Device {
             return Err(ENODEV);
         }
         let generation = Self::read_generation(bound, &bar)?;
-        // All of them at once: the kernel's Rust bindings have no way to add one later.
+        // All vectors are requested together, because the kernel's Rust bindings cannot add one
+        // later.
         let count = u32::from(irq::vector::COUNT);
         let vectors = bound
             .alloc_irq_vectors(count, count, IrqTypes::default().with(IrqType::MsiX))
@@ -154,8 +158,8 @@ impl Device {
         }
     }
 
-    /// The time between two resets that it is, so that a caller that sets something up can find out
-    /// whether the device has lost it.
+    /// Returns the current epoch: the period between two resets. A caller that sets something up
+    /// can later check whether the device has lost it.
     ///
     /// # Errors
     ///
@@ -179,7 +183,8 @@ impl Device {
         self.epoch.load(Relaxed).div_ceil(2)
     }
 
-    /// The function is about to be reset. False if that is known already. One caller at a time.
+    /// Notes that the function is about to be reset. Returns false if that is known already. One
+    /// caller at a time.
     pub(crate) fn begin_reset(&self) -> bool {
         let begins = self.epoch().is_ok();
         if begins {
@@ -188,9 +193,9 @@ impl Device {
         begins
     }
 
-    /// The state that the device is found in. The caller holds the function's lock.
+    /// Returns the state of the device. The caller holds the function's lock.
     pub(crate) fn presence(&self) -> Presence {
-        // SAFETY: the function is there as long as this is.
+        // SAFETY: the function exists as long as this object.
         let is_awake = unsafe { shim::tofu_shim_is_awake(self.raw_function()) };
         if !is_awake {
             Presence::Gone
@@ -201,11 +206,11 @@ impl Device {
         }
     }
 
-    /// The function was reset: lets packets in again. One caller at a time.
+    /// Handles the end of a reset: enables reception of packets again. One caller at a time.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if there is no answer from the device: for all others it is being reset still.
+    /// `ENODEV` if the device does not respond; it then still counts as being reset.
     pub(crate) fn end_reset(&self) -> Result {
         self.gone.store(0, Relaxed);
         if !self.answers() {
@@ -264,7 +269,7 @@ impl Device {
         self.pdev
     }
 
-    /// Which links are known to be dead, if there is a network interface.
+    /// The known dead links, if there is a network interface.
     pub(crate) fn health(&self) -> Option<Arc<Health>> {
         self.health.lock().clone()
     }
@@ -294,17 +299,17 @@ impl Device {
         self.bar_addr + doorbell.into().page(tni)
     }
 
-    /// Returns true if the device answers.
+    /// Returns true if the device responds.
     pub(crate) fn answers(&self) -> bool {
         self.gone.load(Relaxed) == 0 && self.read((), TofuReg::NodeAddress) != u64::MAX
     }
 
-    /// The device does not answer, from here on until the end of a reset.
+    /// Marks the device as gone, until the end of a reset.
     pub(crate) fn set_gone(&self) {
         self.gone.store(1, Relaxed);
     }
 
-    /// The reason, in a message, for which a queue was not seen to stop.
+    /// The reason why a queue was not seen to stop, for a message.
     pub(crate) fn why_not_stopped(&self) -> &'static str {
         match self.answers() {
             true => "does not stop",
@@ -393,8 +398,8 @@ impl Device {
         (taken | pending) & TnrIrqs::ALL
     }
 
-    /// Returns true if a packet, of whichever node, could not leave through a port of this one
-    /// since that was asked last: the link is dead. For one caller at a time.
+    /// Returns true if any node's packet could not leave through a port of this node since the last
+    /// call, which means that the link is dead. For one caller at a time.
     pub(crate) fn has_met_dead_link(&self) -> bool {
         let pending = TnrIrqs::from_raw(self.read((), TofuReg::TnrIrr));
         // All ones come from a device that is gone.
@@ -408,13 +413,13 @@ impl Device {
         true
     }
 
-    /// Exceptions that other nodes can have caused.
+    /// Exceptions that other nodes may have caused.
     pub(crate) fn peer_faults(&self) -> u64 {
         self.peer_faults.load(Relaxed)
     }
 
-    /// Counts exceptions of a queue or gate that another node can have caused, and logs them, but
-    /// not too often. May be called by an interrupt handler.
+    /// Counts exceptions of a queue or gate that another node may have caused, and logs them at a
+    /// limited rate. May be called by an interrupt handler.
     pub(crate) fn log_peer(&self, of: impl fmt::Display, exceptions: impl Debug) {
         let count = self.peer_faults.fetch_add(1, Relaxed) + 1;
         let (now, last) = (now_ns(), self.peer_logged_ns.load(Relaxed));
@@ -452,14 +457,14 @@ impl Device {
     /// must hold a reference to the device.
     pub(crate) fn vector(&self, vector: u16) -> Option<IrqRequest<'static>> {
         let vectors = core::ptr::from_ref(self.vectors.lock().as_ref()?);
-        // SAFETY: it stays where it is. Handlers hold a reference to the device, and go before it
-        // and before `free_vectors`.
+        // SAFETY: it does not move. Handlers hold a reference to the device, and are dropped before
+        // it and before `free_vectors`.
         let vectors: &'static pci::IrqVectorRegistration<'static> = unsafe { &*vectors };
         vectors.index(vector.into()).ok().map(Into::into)
     }
 
-    /// Gives the interrupts back, of which no handler is left. The device itself stays if memory
-    /// was lost to it.
+    /// Frees the interrupts, which must have no handlers left. The device object stays if memory
+    /// was leaked to it.
     pub(crate) fn free_vectors(&self) {
         let vectors = self.vectors.lock().take();
         drop(vectors);

@@ -60,15 +60,15 @@ impl Table {
 
     /// Stores one qword, ordered after all earlier stores. Beyond the table nothing is stored.
     pub(crate) fn store(&self, index: usize, value: u64) {
-        // The device may act on a qword with an enable bit as soon as it has it: all that this one
-        // refers to is there before.
+        // The device may act on a qword with an enable bit as soon as it reads it, so everything
+        // that it refers to must be visible before.
         dma_mb(Write);
         if let Ok(qword) = self.qword(index) {
             qword.write_val(value.to_le());
         }
     }
 
-    /// Stores an entry of two qwords. The first one goes last, as it has the enable bit.
+    /// Stores an entry of two qwords. The first one is stored last, because it has the enable bit.
     pub(crate) fn store_entry(&self, index: usize, [first, second]: [u64; 2]) {
         self.store(2 * index + 1, second);
         self.store(2 * index, first);
@@ -89,8 +89,8 @@ impl Table {
     }
 }
 
-/// Copies bytes that others may write meanwhile, and updates the checksum `sum` with the copy,
-/// which are its bytes from `at` on.
+/// Copies bytes that others may write at the same time. Updates the checksum `sum` with the copy,
+/// as the bytes from `at` on.
 ///
 /// # Safety
 ///
@@ -110,7 +110,7 @@ pub(crate) unsafe fn copy(from: *const u64, to: &mut [u8], at: usize, sum: &mut 
     if !rest.is_empty() {
         // SAFETY: by the function's own contract.
         let value = unsafe { from.add(whole).read_volatile() };
-        // There are fewer than a qword has.
+        // There are fewer than 8 bytes.
         rest.iter_mut()
             .zip(value.to_ne_bytes())
             .for_each(|(to, byte)| *to = byte);

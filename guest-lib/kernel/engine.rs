@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The kernel's services for the engine of the network interfaces, besides queues and frames:
-//! memory and a clock; and what it knows that others want to know.
+//! memory and a clock. Also the engine's state that other modules read.
 
 use core::fmt::Debug;
 
@@ -37,5 +37,5 @@ impl Storage for KernelMemory {
 /// The capabilities that other nodes have announced, on any queue.
 pub(crate) type Peers = tofu_ipotofu::Peers<KernelMemory>;
 
-/// Which links are known to be dead.
+/// The known dead links.
 pub(crate) type Health = tofu_ipotofu::Health<KernelMemory>;

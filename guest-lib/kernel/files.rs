@@ -47,8 +47,7 @@ struct ProcFile {
     kind: FileKind,
 }
 
-/// All files. Dropping it takes them away: it waits for calls in progress, and releases
-/// what is open.
+/// All files. Dropping this removes them: it waits for calls in progress, and releases open files.
 pub(crate) struct Files {
     root: Folder,
     // Boxes, because /proc has their addresses.
@@ -63,10 +62,10 @@ impl Files {
     ///
     /// # Errors
     ///
-    /// `EEXIST` if there is a /proc/tofu: a node has one controller. `ENOMEM`.
+    /// `EEXIST` if /proc/tofu exists, because a node has one controller. `ENOMEM`.
     pub(crate) fn new(opened: &Arc<Opened>) -> Result<Self> {
         let root = Folder::new(c"tofu", None).map_err(|_| EEXIST)?;
-        // From here on an error takes away what there is.
+        // From here on an error removes the entries made so far.
         let mut files = Self {
             root,
             files: KVec::new(),
@@ -106,7 +105,7 @@ impl Files {
     ) -> Result {
         let file = KBox::new(file, GFP_KERNEL)?;
         let raw = core::ptr::from_ref(&*file).cast_mut().cast();
-        // It has to be there before /proc has it.
+        // It must exist before its entry in /proc does.
         self.files.push(file, GFP_KERNEL)?;
         let folder = folder.0.as_ptr();
         // SAFETY: `folder` is an entry of ours; the file's data stay until the entry is removed.
@@ -120,12 +119,12 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        // SAFETY: made in `new`. Afterwards no call is in our functions, so that the data may go.
+        // SAFETY: made in `new`. Afterwards no call is in our functions, so the data may be freed.
         unsafe { shim::tofu_shim_proc_remove(self.root.0.as_ptr()) };
     }
 }
 
-/// A folder of `/proc` that [`Files`] removes when it goes.
+/// A folder of `/proc`, which is removed when [`Files`] is dropped.
 #[derive(Clone, Copy)]
 struct Folder(NonNull<ProcEntry>);
 
@@ -299,7 +298,7 @@ unsafe extern "C" fn tofu_rs_mmap(
             // SAFETY: `data` is what `tofu_rs_open` left for this file, which is a queue's.
             let cq = unsafe { cq_of(data) };
             if (offset == PAGE || offset == FOREIGN_PAGE) && shared {
-                // The table is the kernel's.
+                // Processes may not write the table.
                 return code(if write {
                     Err(EACCES)
                 } else {
@@ -317,15 +316,15 @@ unsafe extern "C" fn tofu_rs_mmap(
         Ok(page) => page,
         Err(error) => return error.to_errno(),
     };
-    // The rest of the page is another user's.
+    // The rest of the page belongs to another user.
     if offset != 0 || len > FOREIGN_PAGE || !shared {
         return EINVAL.to_errno();
     }
-    // SAFETY: `vma` is being set up, and the page is one that processes may have.
+    // SAFETY: `vma` is being set up, and processes may map the page.
     unsafe { shim::tofu_shim_map_registers(vma, page, len as usize) }
 }
 
-/// The result of a read that gives one word.
+/// The result of a read that returns one word.
 fn put_word(buf: usize, len: usize, word: u64) -> Result<usize> {
     if len < size_of::<u64>() {
         return Err(EINVAL);
@@ -353,7 +352,7 @@ impl Write for Text {
 }
 
 impl ProcFile {
-    /// Reads the known dead links. Empty if there is no network interface, which is what learns of
+    /// Reads the known dead links. Empty if there is no network interface, because only that tracks
     /// them.
     fn read_links(&self, buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
         let mut text = Text(KVVec::new());
@@ -364,7 +363,7 @@ impl ProcFile {
     }
 }
 
-/// Gives a process what follows `pos` of a text, as far as there is room.
+/// Copies a text from `pos` on to a process, as far as there is room.
 fn put_text(text: &[u8], buf: usize, len: usize, pos: &mut i64) -> Result<usize> {
     let start = usize::try_from(*pos).map_err(|_| EINVAL)?.min(text.len());
     let part = text

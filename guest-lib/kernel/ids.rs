@@ -18,13 +18,13 @@ pub(crate) struct QueueId {
 }
 
 impl QueueId {
-    /// The kernel's own queue of a TNI, if that is what devices have.
+    /// The kernel's own queue of a TNI, on a device with this description.
     pub(crate) const fn kernel(tni: TniId, description: &Description) -> Self {
         let cq = description.kernel_cq();
         Self { tni, cq }
     }
 
-    /// Every queue of a node, if that is what devices have.
+    /// Every queue of a node with this description.
     pub(crate) fn of(description: &'static Description) -> impl Iterator<Item = Self> {
         Self::all().filter(|id| description.has_tni(id.tni) && description.has_cq(id.cq))
     }
@@ -70,7 +70,7 @@ impl ChannelId {
         }
     }
 
-    /// Every channel of a node that processes may have, if that is what devices have.
+    /// Every channel that processes may have, on a node with this description.
     pub(crate) fn of(description: &'static Description) -> impl Iterator<Item = Self> {
         let barrier = description.barrier;
         let users = barrier.channels - description.system_channels;

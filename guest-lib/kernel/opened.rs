@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which queues and channels of a node are open.
+//! The open queues and channels of a node.
 
 use kernel::fmt;
 use kernel::prelude::*;
@@ -22,7 +22,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Of a device of which nothing is open.
+    /// Creates the state for a device without open queues and channels.
     ///
     /// # Errors
     ///
@@ -58,13 +58,13 @@ impl Opened {
         Ok(channel)
     }
 
-    /// Closes a queue for good, which others may open from now on.
+    /// Closes a queue permanently. Others may then open it.
     pub(crate) fn close_queue(&self, queue: &Arc<Cq>) {
         queue.release();
         self.queues.lock().retain(|open| !Arc::ptr_eq(open, queue));
     }
 
-    /// Closes a channel for good.
+    /// Closes a channel permanently.
     pub(crate) fn close_channel(&self, channel: &Arc<Bch>) {
         channel.release();
         self.channels
@@ -78,13 +78,13 @@ impl Opened {
         queues.iter().find(|open| open.id() == id).cloned()
     }
 
-    /// The device is about to lose all queues and channels: stops them, and tells their processes.
+    /// Stops all queues and channels before the device loses them, and notifies their processes.
     pub(crate) fn lose(&self) {
         self.queues.lock().iter().for_each(|queue| queue.lose());
         self.channels.lock().iter().for_each(|open| open.lose());
     }
 
-    /// Returns true if some that the device has lost are open still.
+    /// Returns true if queues or channels that the device has lost are still open.
     pub(crate) fn has_lost(&self) -> bool {
         self.queues.lock().iter().any(|open| open.is_lost())
             || self.channels.lock().iter().any(|open| open.is_lost())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The process that opened a queue or channel: only it may use the file, and what the driver does
-//! for the file later, it does with that process's rights.
+//! The process that opened a queue or channel. Only this process may use the file, and all later
+//! operations on the file have its rights.
 
 use core::ptr::NonNull;
 
@@ -22,15 +22,15 @@ pub(crate) struct Opener {
 
 // SAFETY: a `struct pid` is reference counted and used under RCU by any thread.
 unsafe impl Send for Opener {}
-// SAFETY: what a shared reference allows, to check and to signal, any thread may do.
+// SAFETY: the operations of a shared reference, to check and to signal, are allowed in any thread.
 unsafe impl Sync for Opener {}
 
-/// The cases in which the caller may get a signal.
+/// The conditions for a signal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
-    /// In any case.
+    /// Unconditionally.
     Always,
-    /// Only if the process handles or ignores it, so that it does not end.
+    /// Only if the process handles or ignores it, so that the signal does not end it.
     IfHandled,
 }
 
@@ -47,7 +47,7 @@ impl Opener {
         Ok(Self {
             pid: shim::tofu_shim_current_pid(),
             mm,
-            // SAFETY: the credentials are there, with a reference of ours, which we give away.
+            // SAFETY: the credentials exist, with a reference of ours, which is dropped here.
             cred: unsafe { ARef::from_raw(cred) },
         })
     }
@@ -80,8 +80,8 @@ impl Opener {
         self.cred.as_ptr()
     }
 
-    /// Sends it a signal, unless it has become another program or has a user whom the opener may
-    /// not signal. May be called by an interrupt handler.
+    /// Sends the process a signal, unless it has executed another program, or has a user whom the
+    /// opener may not signal. May be called by an interrupt handler.
     pub(crate) fn signal(&self, number: i32, code: i32, value: i32, delivery: Delivery) {
         let if_handled = delivery == Delivery::IfHandled;
         let (mm, cred) = (self.mm.as_raw(), self.cred());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The packet interface of a TNI: the kernel's control queue, which sends system packets, and the
-//! queues and buffers by which they are received.
+//! queues and buffers that receive them.
 
 use kernel::prelude::*;
 use kernel::sync::barrier::{dma_mb, Full, Read};
@@ -28,28 +28,29 @@ use crate::shim;
 
 /// Packets that can be in flight.
 pub(crate) const OUT: u16 = 512;
-/// Those that wait for room are woken when there is room for so many packets.
+/// Waiters for room are woken when there is room for this many packets.
 pub(crate) const ENOUGH: usize = 400;
-/// Packet buffers to receive to.
+/// Packet buffers for reception.
 pub(crate) const IN: u16 = PacketQueues::MAX_BUFFERS;
 /// The number of entries each queue has.
 const ENTRIES: u32 = PacketQueues::ENTRIES;
 /// Qwords of a buffer, and of a descriptor.
 const BUFFER_QWORDS: usize = PACKET_BUFFER_SIZE / 8;
 const DESC_QWORDS: usize = DESC_SIZE / 8;
-/// The qword of a table of `ENTRIES` qwords behind them, by which its interrupts are asked for.
+/// The qword after the `ENTRIES` qwords of a table, in which its interrupts are requested.
 const ARM: usize = ENTRIES as usize;
-/// Qwords of a notice, and after how many of them the device hears how far they were read.
+/// Qwords of a notice, and the number of notices after which the read position is reported to the
+/// device.
 const NOTICE_QWORDS: usize = MRQ_ENTRY_SIZE / 8;
 const NOTICES: u64 = ENTRIES as u64 / 4;
-/// The number of times the device is asked whether it has forgotten something: a burst in
-/// flight takes microseconds, and each question about as long.
+/// The most polls for the end of a cache flush. A burst in flight takes microseconds, and so does
+/// each poll.
 const FLUSH_LOOKS: u32 = 10_000;
 
 /// A command in flight.
 #[derive(Clone, Copy)]
 enum Posted {
-    /// A packet in a buffer, with so many bytes of payload.
+    /// A packet in a buffer, with `len` bytes of payload.
     Packet {
         purpose: Purpose,
         buffer: u16,
@@ -59,7 +60,7 @@ enum Posted {
     Fetch(u8),
 }
 
-/// A command that has ended.
+/// A completed command.
 pub(crate) enum Reaped {
     /// A packet.
     Packet(Ended<u16>),
@@ -167,7 +168,7 @@ impl Sender {
         Ok(this)
     }
 
-    /// Commands that the device was not told of.
+    /// The number of commands posted without a doorbell.
     pub(crate) fn posted(&self) -> usize {
         self.posted as usize
     }
@@ -176,8 +177,8 @@ impl Sender {
     pub(crate) fn payload(&mut self, buffer: u16) -> Option<&mut [u8]> {
         let at = usize::from(buffer) * PACKET_BUFFER_SIZE + HEADER_SIZE;
         let bytes = self.memory.as_ref()?.frames.bytes(at, SYSTEM_PAYLOAD_MAX)?;
-        // SAFETY: the memory lives as long as `self`. The device reads a buffer that was posted
-        // and does not write it; it is not shared.
+        // SAFETY: the memory lives as long as `self`. The device only reads posted buffers; the
+        // memory is not shared otherwise.
         Some(unsafe { &mut *bytes })
     }
 
@@ -191,7 +192,7 @@ impl Sender {
         if let Some(place) = self.commands.get_mut(slot) {
             *place = Some(posted);
         }
-        // The first word has the flip bit, so it goes last.
+        // The first word has the flip bit, so it is stored last.
         for (i, word) in words.into_iter().enumerate().rev() {
             memory.toq.store(slot * DESC_QWORDS + i, word);
         }
@@ -209,7 +210,7 @@ impl Sender {
         self.memory.as_mut()?.rendezvous.as_mut()
     }
 
-    /// Takes back all frames that others may read but for those of slots that are `under_way`.
+    /// Takes back all frames that others may read, except for those of slots that are `under_way`.
     pub(crate) fn unshare(&mut self, under_way: impl Fn(usize) -> bool) {
         let Some(rendezvous) = self.rendezvous() else {
             return;
@@ -229,8 +230,8 @@ impl Sender {
         }
     }
 
-    /// Has `len` bytes of another node's memory read by a path to a slot. False if that is not
-    /// possible.
+    /// Posts a Get of `len` bytes of another node's memory, on a path, to a slot. Returns false if
+    /// that is not possible.
     pub(crate) fn fetch(
         &mut self,
         (from, path): (Coords, Path),
@@ -248,15 +249,16 @@ impl Sender {
             .with_path(path)
             .with_ri(self.id.tni.get())
             .with_interrupt(true);
-        // Its notice has the slot.
+        // Its notice names the slot.
         let (command, header2) = (Command::Get, Header2(0).with_edata(slot as u16));
         let get = Descriptor::transfer(command, header, header2, place, local, len as u32);
         self.push(Posted::Fetch(slot as u8), get);
         true
     }
 
-    /// Has the device forget what was taken out of the tables of [`RendezvousMemory`]. False if it
-    /// does not: then the memory is lost, and there is no rendezvous any more.
+    /// Flushes entries that were removed from the tables of [`RendezvousMemory`] out of the
+    /// device's cache. Returns false if the device does not respond: then the memory is leaked, and
+    /// rendezvous ends.
     pub(crate) fn forget(&mut self) -> bool {
         self.device.write(self.id, CqsReg::CacheFlush, 1);
         let is_busy = || CqsStatus(self.device.read(self.id, CqsReg::Status)).cache_flush_busy();
@@ -272,7 +274,7 @@ impl Sender {
         false
     }
 
-    /// Tells the device of what was posted.
+    /// Rings the doorbell for all posted commands.
     pub(crate) fn flush(&mut self) {
         if self.posted == 0 {
             return;
@@ -282,7 +284,8 @@ impl Sender {
         self.device.write(self.id, CqReg::FetchStart, 1);
     }
 
-    /// The end of a Get: that it was sent is no news, what its target says is in its notice.
+    /// Takes the result of a Get. Its completion only says that it was sent; the target's result is
+    /// in its notice.
     fn reap_notice(&mut self) -> Option<Reaped> {
         let memory = self.memory.as_ref()?;
         let at = self.notices.slot() as usize * NOTICE_QWORDS;
@@ -290,7 +293,7 @@ impl Sender {
         if word0.flip() != self.notices.flip() {
             return None;
         }
-        // The device writes the word with the flip bit last: the rest is read after it.
+        // The device writes the word with the flip bit last, so the rest must be read after it.
         dma_mb(Read);
         let slot = MrqWord1(memory.mrq.load(at + 1)).edata();
         self.notices.advance();
@@ -301,8 +304,8 @@ impl Sender {
         Some(Reaped::Fetch(slot as u8, word0.rcode()))
     }
 
-    /// The next command that has ended, packets in the order of posting. The buffer of a packet is
-    /// the caller's.
+    /// Takes the next completed command; packets come in the order of posting. The caller owns the
+    /// buffer of a packet.
     pub(crate) fn reap(&mut self) -> Option<Reaped> {
         if let Some(ended) = self.reap_notice() {
             return Some(ended);
@@ -330,7 +333,7 @@ impl Sender {
         }
     }
 
-    /// The next transmit complete entry, in the order of posting.
+    /// Takes the next transmit complete entry, in the order of posting.
     fn reap_completion(&mut self) -> Option<(Posted, Rcode)> {
         if self.reap.count() == self.post.count() {
             return None;
@@ -347,15 +350,15 @@ impl Sender {
         Some((posted, entry.rcode()))
     }
 
-    /// Has the next end that was to be told by an interrupt raise one. What has ended before is to
-    /// be looked at afterwards.
+    /// Enables the interrupt for the next completion that requests one. The caller must check for
+    /// earlier completions afterwards.
     pub(crate) fn rearm(&self) {
         if let Some(memory) = self.memory.as_ref() {
             arm(&memory.tcq);
         }
     }
 
-    /// Wants no interrupt for now.
+    /// Disables the interrupt.
     pub(crate) fn disarm(&self) {
         if let Some(memory) = self.memory.as_ref() {
             memory.tcq.store(ARM, 0);
@@ -363,8 +366,9 @@ impl Sender {
     }
 }
 
-/// Looks whether the device has kept what was written to a register for asking. One that does not
-/// know it would send interrupts that are not cleared: none after the first.
+/// Checks that the device has kept the value of the register for interrupt requests. A device
+/// without that register would latch its interrupts, which are not cleared here, so it would send
+/// only one.
 fn knows(device: &Device, register: &str, kept: u64) -> Result {
     if kept != 0 {
         return Ok(());
@@ -377,12 +381,12 @@ fn knows(device: &Device, register: &str, kept: u64) -> Result {
     Err(EOPNOTSUPP)
 }
 
-/// Asks for an interrupt by the word behind a queue. What the queue has is to be looked at
-/// afterwards: the device looks at the word when it has written an entry.
+/// Requests an interrupt through the word after a queue. The caller must check the queue
+/// afterwards, because the device reads the word only after it has written an entry.
 fn arm(queue: &Table) {
     queue.store(ARM, 1);
-    // A later load must not pass the store: else an entry that is written in between would be
-    // seen by neither the driver nor, as armed, the device.
+    // Later loads must not pass the store. Otherwise an entry could be written in between: the
+    // driver would miss the entry, and the device the request.
     dma_mb(Full);
 }
 
@@ -402,7 +406,7 @@ impl PacketQueue for Sender {
     }
 
     fn give_up(&mut self, buffer: u16) {
-        // There is room: each one was in there at first.
+        // There is room, because each one was there initially.
         let _ = self.free.push_within_capacity(buffer);
     }
 
@@ -430,8 +434,8 @@ impl PacketQueue for Sender {
             return false;
         };
         let frame = memory.frames.addr() + u64::from(buffer) * PACKET_BUFFER_SIZE as u64;
-        // A queue that is stopped must hear of room as soon as there is some: at the ends of
-        // frames.
+        // A stopped queue must be woken as soon as there is room, so the last packets of frames
+        // request completions.
         let ask = self.room() < ENOUGH && usize::from(len) < SYSTEM_PAYLOAD_MAX;
         let posted = Posted::Packet {
             purpose,
@@ -505,7 +509,7 @@ impl Receiver {
         self.device.write(self.tni, reg, value);
     }
 
-    /// Posts the buffer at byte `at` of them all.
+    /// Posts the buffer at byte `at` of the buffer memory.
     fn post(&mut self, at: usize) {
         let (slot, entry) = self.queues.post(at);
         self.pbq.store(slot, entry.0);
@@ -516,7 +520,7 @@ impl Receiver {
         self.queues.is_written(entry).then_some(entry)
     }
 
-    /// Returns true if there is something to take.
+    /// Returns true if there is a packet to take.
     pub(crate) fn is_ready(&self) -> bool {
         self.next().is_some()
     }
@@ -535,26 +539,26 @@ impl Receiver {
     /// Applies `look` to the next packet, which stays where it is.
     pub(crate) fn peek<R>(&self, look: impl FnOnce(Coords, &[u8]) -> R) -> Option<R> {
         let entry = self.next()?;
-        // The device writes the packet before its entry: it is read after that.
+        // The device writes the packet before its entry, so the packet is read after the entry.
         dma_mb(Read);
         let (from, payload) = self.packet(&entry)?;
-        // SAFETY: the device has given the buffer back, and does not write it before it is posted
-        // again, for which `take` needs `self` alone.
+        // SAFETY: the device has returned the buffer, and does not write it before it is posted
+        // again. Only `take` posts it, which needs `&mut self`.
         Some(look(from, unsafe { &*payload }))
     }
 
-    /// Takes the next packet: hands its sender and payload to `take`, and gives its buffer back.
-    /// `None` if there is none; `Some(None)` if it was nothing that `take` could be given.
+    /// Takes the next packet: passes its sender and payload to `take`, and posts its buffer again.
+    /// Returns `None` if there is none, and `Some(None)` if it was not a valid packet.
     pub(crate) fn take<R>(
         &mut self,
         take: impl FnOnce(Coords, &[u8]) -> Option<R>,
     ) -> Option<Option<R>> {
         let entry = self.next()?;
-        // The device writes the packet before its entry: it is read after that.
+        // The device writes the packet before its entry, so the packet is read after the entry.
         dma_mb(Read);
         let consumed = self.queues.advance();
         let taken = self.packet(&entry).and_then(|(from, payload)| {
-            // SAFETY: the device has given the buffer back and does not write it any more.
+            // SAFETY: the device has returned the buffer and does not write it any more.
             take(from, unsafe { &*payload })
         });
         if let Some(at) = self.queues.buffer(entry) {
@@ -566,7 +570,7 @@ impl Receiver {
         Some(taken)
     }
 
-    /// Has the next packet raise an interrupt. Returns whether one is there already.
+    /// Makes the next packet raise an interrupt. Returns true if there is one already.
     pub(crate) fn rearm(&self) -> bool {
         arm(&self.prq);
         let ready = self.is_ready();
@@ -576,13 +580,13 @@ impl Receiver {
         ready
     }
 
-    /// Wants no interrupt for now.
+    /// Disables the interrupt.
     pub(crate) fn disarm(&self) {
         self.prq.store(ARM, 0);
     }
 
-    /// Longest time that an interrupt is held back, in nanoseconds, and after how many packets it
-    /// is sent nevertheless.
+    /// Sets the coalescing of interrupts: the longest delay, in nanoseconds, and the number of
+    /// packets after which an interrupt is sent without it.
     pub(crate) fn coalesce(&self, nanoseconds: u64, packets: u64) {
         self.write(TniReg::PrqInterruptCoalescingTimer, nanoseconds);
         self.write(TniReg::PrqInterruptCoalescingCount, packets);
@@ -595,7 +599,7 @@ impl Drop for Receiver {
         for (reg, value) in PacketQueues::CLOSED {
             self.write(reg, value);
         }
-        // When this is answered, the writes have arrived.
+        // This read completes only after the writes have arrived.
         self.device.read(self.tni, TniReg::PrqPa);
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of processes that the device may reach: pinned, and mapped for it.
+//! Memory of processes for the device: pinned, and mapped for DMA.
 
 use kernel::bindings;
 use kernel::prelude::*;
@@ -15,11 +15,11 @@ use crate::device::Device;
 use crate::opener::Opener;
 use crate::shim;
 
-/// Bytes of a page of the processor's, which is one page of the device's or several.
+/// Bytes of a page of the CPU, which is one or several pages of the device.
 pub(crate) const PAGE: u64 = kernel::page::PAGE_SIZE as u64;
 /// Bytes of the smallest page of the device's tables.
 pub(crate) const DEVICE_PAGE: u64 = PageSize::Size4K.bytes();
-// An address that is aligned to the device's larger pages begins one of ours.
+// An address that is aligned to the device's larger pages is also aligned to the CPU's.
 const _: () = assert!(PAGE % DEVICE_PAGE == 0 && PageSize::Size64K.bytes() % PAGE == 0);
 
 /// The access with which pages are mapped for the device.
@@ -52,8 +52,8 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     /// Pins the pages of the calling process from `start` to `end`, both multiples of a page.
     ///
-    /// With an IOMMU the device sees them as one range. `align` is a power of two and at least a
-    /// page: device addresses are then equal to the process's addresses modulo `align`.
+    /// With an IOMMU they are one range of device addresses. `align` is a power of two and at least
+    /// a page: device addresses are then equal to the process's addresses modulo `align`.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl Pinned {
         align: u64,
     ) -> Result<Self> {
         let count = ((end - start) / PAGE) as usize;
-        // What is noted of a page takes two words.
+        // The records of a page take two words.
         let noted = count * 2 * size_of::<u64>() / PAGE as usize;
         let charge = Charge::new(device, opener, count + noted)?;
         let mut pinned = Self {
@@ -198,7 +198,7 @@ impl Pinned {
         direction: bindings::dma_data_direction,
     ) {
         let dev = device.raw();
-        // SAFETY: exactly this was linked, and the device uses it no more.
+        // SAFETY: exactly this was linked, and the device no longer uses it.
         unsafe {
             if linked > 0 {
                 bindings::dma_iova_unlink(dev, state, lead, linked, direction, 0);
@@ -245,7 +245,7 @@ impl Pinned {
         }
     }
 
-    /// Where the device sees page `index`.
+    /// The device address of page `index`.
     pub(crate) fn addr(&self, index: usize) -> u64 {
         match &self.map {
             Map::Range { state, lead } => state.addr + *lead as u64 + index as u64 * PAGE,
@@ -260,7 +260,7 @@ impl Pinned {
             .flat_map(move |index| parts.clone().map(move |part| self.addr(index) + part))
     }
 
-    /// Returns true if the device sees the pages as one range.
+    /// Returns true if the pages are one range of device addresses.
     pub(crate) fn is_contiguous(&self) -> bool {
         match &self.map {
             Map::Range { .. } => true,
@@ -274,8 +274,8 @@ impl Pinned {
         }
     }
 
-    /// Where the range of device addresses begins, if there is one. The pages begin in it at the
-    /// offset that `align` demands.
+    /// The start of the range of device addresses, if there is one. The pages begin in it at the
+    /// offset that `align` requires.
     pub(crate) fn range(&self) -> Option<u64> {
         match &self.map {
             Map::Range { state, .. } => Some(state.addr),
@@ -303,8 +303,8 @@ impl Pinned {
             // machines.
             let from = unsafe { shim::tofu_shim_page_address(*page) }.cast::<u8>();
             for (i, byte) in bounce.iter_mut().take(n).enumerate() {
-                // SAFETY: within the page. The device or the process may write it meanwhile,
-                // therefore the volatile load.
+                // SAFETY: within the page. The load is volatile because the device or the process
+                // may write it at the same time.
                 *byte = unsafe { from.add(at + i).read_volatile() };
             }
             out.write_slice(bounce.get(..n).ok_or(EINVAL)?)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where registers are in BAR 0. That all of them lie in it is checked here, when the module is
-//! compiled.
+//! The offsets of registers in BAR 0. A check at compile time ensures that all of them are within
+//! it.
 
 use tofu_abi::regs::{
     bgs_page, cq_page, cqs_page, tni_base, BgsReg, CqReg, CqsReg, PortReg, TniReg, TofuReg,
@@ -25,7 +25,7 @@ pub(crate) unsafe trait Register: Copy {
     /// The owner of such a register.
     type Unit: Copy;
 
-    /// Where it is in BAR 0.
+    /// Its offset in BAR 0.
     fn offset(self, unit: Self::Unit) -> usize;
 }
 
@@ -37,8 +37,8 @@ const fn lies_in_bar(offset: u64) -> bool {
     offset % 8 == 0 && offset + 8 <= BAR0_SIZE
 }
 
-/// Says where the registers of a kind are: in a block of each unit, of which that of the last unit
-/// has the highest address.
+/// Defines the offsets of registers of one kind: in a block for each unit, where the block of the
+/// last unit has the highest address.
 macro_rules! registers {
     ($($reg:ty: |$unit:ident: $unit_type:ty| $block:expr, up to $last:expr;)*) => { $(
         const _: () = {

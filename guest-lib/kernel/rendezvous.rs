@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory for the frames of a rendezvous: what other nodes may fetch, and what is fetched from
-//! them.
+//! Memory for the frames of a rendezvous: frames that other nodes may fetch, and buffers for frames
+//! fetched from them.
 //!
-//! A page is in the page table of the kernel's queue only as long as a frame is in transfer. When a
-//! frame is there its pages are taken out, and the device is made to forget them ([`Sender`] does
-//! so), before the frame is read: then no other node can write to them.
+//! A page is in the page table of the kernel's queue only during the transfer of a frame. Before a
+//! fetched frame is read, its pages are removed from the table and the device's cache is flushed
+//! (by [`Sender`]). After that no other node can write to them.
 //!
 //! [`Sender`]: crate::packets::Sender
 
@@ -24,41 +24,43 @@ use crate::dma::Table;
 use crate::shim::{self, DmaRun, ReadAreas};
 use crate::skb::{SentSkb, Skb};
 
-/// Bytes of pages that are contiguous, in which frames lie.
+/// Bytes of a run of contiguous pages for frames.
 pub(crate) const CHUNK: usize = shim::CHUNK;
 /// Bytes of a page of the device's tables.
 const PAGE: usize = PageSize::Size4K.bytes() as usize;
 /// Chunks of the longest frame.
 const CHUNKS: usize = REST_MAX / CHUNK;
-/// Chunks that the stack may have, and that are kept for later frames: a part of the node's memory
-/// about as large as what TCP lets two connections keep, but so many at least and at most.
+/// The limits on chunks that the stack may hold, and that are kept for later frames. Between them,
+/// their size is a share of the node's memory, about as much as TCP allows two connections.
 const POOL_MIN: usize = 192;
 const POOL_MAX: usize = 1024;
 const POOL_SHARE: usize = 64;
-/// The number of these that are searched for a free one.
+/// The number of chunks that are searched for a free one.
 const LOOKS: usize = 4;
-/// Chunks that are kept besides them, to fetch to what is then copied.
+/// Chunks that are kept besides them, for frames that are fetched and then copied.
 const SPARE: usize = 64;
-/// Page table entries of a slot to fetch to.
+/// Page table entries of a slot for fetched frames.
 const FETCH_PAGES: usize = REST_MAX / PAGE;
-/// The same for a frame of ours, which may begin anywhere in a page. The next slot's are aligned.
+/// The same for a frame of this node, which may begin anywhere in a page. Rounded up, so that the
+/// next slot's entries are aligned.
 const SHARE_PAGES: usize =
     (FETCH_PAGES + 1).next_multiple_of(TABLE_ALIGN as usize / size_of::<u64>());
 
-/// The STag of all slots to fetch to, and the first one of those for frames of ours.
+/// The STag of all slots for fetched frames, and the first one of those for frames of this node.
 const FETCH: u32 = 0;
 const SHARE: u32 = 1;
-/// Where an STag's memory can begin in a page: at multiples of so many bytes.
+/// The memory of an STag begins at a multiple of this many bytes in a page.
 const BEGIN: u64 = 256;
-/// STags of a slot. A late Get of a frame that was given up finds a disabled one.
+/// STags of a slot. A late Get of an abandoned frame finds a disabled one.
 const GENERATIONS: u32 = 64;
 const STAGS: usize = SHARE as usize + SLOTS * GENERATIONS as usize;
-/// The memory block of all slots to fetch to; slot n of ours has the n-th one after it.
+/// The memory block of all slots for fetched frames; slot n for this node's frames has the n-th one
+/// after it.
 const FETCH_BLOCK: usize = 0;
 const SHARE_BLOCK: usize = 1;
 const BLOCKS: usize = SHARE_BLOCK + SLOTS;
 
-/// The parts of a frame that lie together for the device.
+/// The contiguous parts of a frame in device addresses.
 pub(crate) type Runs = [DmaRun; shim::MAX_RUNS];
 
 /// Contiguous pages, mapped for the device. The stack may have references to them, too.
@@ -74,7 +76,7 @@ unsafe impl Send for Chunk {}
 impl Chunk {
     fn new(device: &Arc<Device>) -> Option<Self> {
         let mut addr = 0;
-        // SAFETY: the device is there; the pages are ours.
+        // SAFETY: the device exists; the pages are ours.
         let page = unsafe { shim::tofu_shim_chunk_new(device.raw(), &mut addr) };
         (!page.is_null()).then(|| Self {
             device: device.clone(),
@@ -83,15 +85,15 @@ impl Chunk {
         })
     }
 
-    /// Has `len` bytes from `at` on be the next ones of a frame, or a copy of them. What the stack
-    /// has of the chunk lasts until it frees the frame. False without memory for a copy.
+    /// Appends `len` bytes from `at` on, or a copy of them, to a frame. The stack's reference to
+    /// the chunk lasts until it frees the frame. Returns false if there is no memory for a copy.
     pub(crate) fn add_to(&self, skb: &mut Skb, at: usize, len: usize, copy: bool) -> bool {
         if at.checked_add(len).is_none_or(|end| end > CHUNK) {
             return false;
         }
-        // SAFETY: the range is in the pages, as was checked. The device has forgotten them, and
+        // SAFETY: the range is in the pages, as was checked. The device no longer uses them, and
         // the pool does not reuse them before the stack has put its references. A frame has room
-        // for all chunks of the longest.
+        // for the chunks of the longest one.
         unsafe { skb.add_frag(self.page, at, len, copy) }
     }
 
@@ -104,11 +106,11 @@ impl Chunk {
 
     /// Returns true if this is the only reference to the pages.
     fn is_free(&self) -> bool {
-        // SAFETY: we have one.
+        // SAFETY: we hold a reference.
         unsafe { shim::tofu_shim_chunk_is_free(self.page) }
     }
 
-    /// Hands the first `len` bytes to the device, or takes them back.
+    /// Syncs the first `len` bytes for the device, or for the CPU.
     fn sync(&self, len: usize, to_device: bool) {
         // SAFETY: the pages were mapped like that.
         unsafe { shim::tofu_shim_chunk_sync(self.device.raw(), self.addr, len as u32, to_device) }
@@ -116,8 +118,8 @@ impl Chunk {
 
     /// All bytes.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: there are so many. Neither the device nor the stack has them: they come from a
-        // pool, or were taken from the device and not yet given to the stack.
+        // SAFETY: the chunk has this many bytes. Neither the device nor the stack uses them: they
+        // come from a pool, or were taken from the device and not yet passed to the stack.
         unsafe {
             let start = shim::tofu_shim_page_address(self.page).cast::<u8>();
             core::slice::from_raw_parts_mut(start, CHUNK)
@@ -132,7 +134,7 @@ impl Drop for Chunk {
     }
 }
 
-/// The chunks of a frame, and how many bytes of them it has.
+/// The chunks of a frame, and its length.
 #[derive(Default)]
 pub(crate) struct Chunks {
     places: [Option<Chunk>; CHUNKS],
@@ -140,7 +142,7 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// Those in use, each with where in the frame it begins and how many bytes of it there are.
+    /// The chunks in use, each with its offset in the frame and its length.
     pub(crate) fn parts(&mut self) -> impl Iterator<Item = (usize, usize, &mut Chunk)> {
         let len = self.len;
         let parts = self.places.iter_mut().flatten().enumerate();
@@ -152,7 +154,7 @@ impl Chunks {
             .for_each(|(_, len, chunk)| chunk.sync(len, to_device));
     }
 
-    /// Where they are.
+    /// The device addresses of the chunks.
     fn runs(&mut self, runs: &mut Runs) -> usize {
         let parts = self.parts().zip(runs);
         parts
@@ -161,7 +163,7 @@ impl Chunks {
     }
 }
 
-/// So many empty places.
+/// Returns this many empty places.
 fn places<T>(count: usize) -> Result<KVVec<Option<T>>> {
     let mut places = KVVec::with_capacity(count, GFP_KERNEL)?;
     for _ in 0..count {
@@ -170,14 +172,15 @@ fn places<T>(count: usize) -> Result<KVVec<Option<T>>> {
     Ok(places)
 }
 
-/// Chunks that were used before, and stay mapped: to map others takes longer than to copy.
+/// Chunks that were used before. They stay mapped, because mapping others takes longer than
+/// copying.
 struct Pool {
     device: Arc<Device>,
-    /// The stack may have them still. Oldest first.
+    /// Chunks that the stack may still hold, oldest first.
     ring: KVVec<Option<Chunk>>,
     first: usize,
     count: usize,
-    /// Those that the ring has no room for.
+    /// Chunks for which the ring has no room.
     spare: KVVec<Chunk>,
 }
 
@@ -194,7 +197,7 @@ impl Pool {
         })
     }
 
-    /// Returns true if the ring has room for the chunks of so many bytes.
+    /// Returns true if the ring has room for the chunks of this many bytes.
     fn has_room_for(&self, len: usize) -> bool {
         self.count + len.div_ceil(CHUNK) <= self.ring.len()
     }
@@ -209,7 +212,7 @@ impl Pool {
     /// Keeps a chunk for later, if there is room.
     fn give(&mut self, chunk: Chunk) {
         if !self.has_room_for(CHUNK) {
-            // It goes if there is no room here either.
+            // It is freed if there is no room here either.
             let _ = self.spare.push_within_capacity(chunk);
             return;
         }
@@ -232,7 +235,7 @@ impl Pool {
         spare.or_else(|| Chunk::new(&self.device))
     }
 
-    /// Chunks for so many bytes; `None` if there is no memory for them.
+    /// Chunks for this many bytes; `None` if there is no memory for them.
     fn take_for(&mut self, len: usize) -> Option<Chunks> {
         let mut chunks = Chunks {
             len,
@@ -247,38 +250,38 @@ impl Pool {
 }
 
 /// The memory that others may read, until it is dropped.
-// Chunks are not much smaller, which clippy does not see.
+// The variants differ little in size, which clippy does not detect.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Shared {
     /// A copy of a frame.
     Copy(Chunks),
-    /// A frame of the stack's, in its own pages.
+    /// A frame of the stack, in its own pages.
     Skb(MappedSkb),
 }
 
-/// A frame of the stack's that the device reads where it is.
+/// A frame of the stack that the device reads in place.
 pub(crate) struct MappedSkb {
     skb: SentSkb,
     runs: Runs,
     count: usize,
 }
 
-/// The memory in which frames of the stack's are, as far as the device may read it.
+/// The memory of the stack's frames that is mapped for the device.
 struct Areas(*mut ReadAreas);
 
 // SAFETY: they belong to their holder, on any processor.
 unsafe impl Send for Areas {}
 
 impl Areas {
-    /// None yet; `None` if others are to read copies.
+    /// Creates an empty set; `None` if other nodes must read copies.
     fn new(device: &Device) -> Option<Self> {
-        // SAFETY: the device is there.
+        // SAFETY: the device exists.
         let areas = unsafe { shim::tofu_shim_areas_new(device.raw()) };
         (!areas.is_null()).then_some(Self(areas))
     }
 
-    /// Where the device reads the bytes of a frame from `at` on, which is in parts; nowhere if it
-    /// cannot.
+    /// Finds the device addresses of the bytes of a frame from `at` on, in parts. There are none if
+    /// the device cannot read it in place.
     fn find(&mut self, skb: &Skb, at: usize, runs: &mut Runs) -> usize {
         let (skb, runs) = (skb.as_ptr(), runs.as_mut_ptr());
         // SAFETY: the areas are ours, and the frame and `runs` are borrowed during the call; C
@@ -289,12 +292,12 @@ impl Areas {
 
 impl Drop for Areas {
     fn drop(&mut self) {
-        // SAFETY: the device does not read them any more.
+        // SAFETY: the device no longer reads them.
         unsafe { shim::tofu_shim_areas_free(self.0) };
     }
 }
 
-/// All memory for the frames of a queue, and the tables by which the device finds it.
+/// All memory for the frames of a queue, and its tables for the device.
 pub(crate) struct RendezvousMemory {
     device: Arc<Device>,
     steering: Table,
@@ -307,7 +310,7 @@ pub(crate) struct RendezvousMemory {
     /// The number of slots that others may read.
     shared_count: usize,
     fetched: KVVec<Option<Chunks>>,
-    /// The device reaches all memory where it is: to map it costs nothing.
+    /// True if the device reaches all memory without an IOMMU, so that mapping is free.
     direct: bool,
     areas: Option<Areas>,
 }
@@ -337,7 +340,7 @@ impl RendezvousMemory {
             shared: places(SLOTS)?,
             shared_count: 0,
             fetched: places(SLOTS)?,
-            // SAFETY: the device is there.
+            // SAFETY: the device exists.
             direct: unsafe { shim::tofu_shim_is_direct(device.raw()) },
             areas: Areas::new(device),
         };
@@ -354,7 +357,7 @@ impl RendezvousMemory {
         Ok(this)
     }
 
-    /// The place of the tables, for the device.
+    /// The registers that describe the tables to the device.
     pub(crate) fn registers(&self) -> [(CqsReg, u64); 6] {
         let tables = StagTables {
             blocks: self.blocks.addr(),
@@ -365,8 +368,7 @@ impl RendezvousMemory {
         tables.registers()
     }
 
-    /// Has the device read the bytes of a frame of the stack's from `at` on where they are, and
-    /// exactly them.
+    /// Lets the device read the bytes of a frame of the stack from `at` on in place, and no others.
     ///
     /// # Errors
     ///
@@ -383,18 +385,18 @@ impl RendezvousMemory {
         Ok(MappedSkb { skb, runs, count })
     }
 
-    /// Chunks for a copy of so many bytes; `None` if there is no memory for them.
+    /// Chunks for a copy of this many bytes; `None` if there is no memory for them.
     pub(crate) fn chunks(&mut self, len: usize) -> Option<Chunks> {
         self.pool.take_for(len)
     }
 
-    /// A byte of an STag of the kernel's queue, as the device names it.
+    /// The global address of a byte under an STag of the kernel's queue.
     fn place(&self, stag: u32, offset: u64) -> StagOffset {
         StagOffset::new(self.device.description().kernel_cq(), stag, offset)
     }
 
-    /// Has others read a frame of [`REST_MAX`] bytes at most by the STag of this generation of a
-    /// slot, which is free, and returns how they name it.
+    /// Lets other nodes read a frame of at most [`REST_MAX`] bytes under the STag of this
+    /// generation of a slot, which must be free. Returns its address for them.
     pub(crate) fn share(&mut self, slot: usize, generation: u32, mut shared: Shared) -> StagOffset {
         let mut of_chunks = Runs::default();
         let runs = match &mut shared {
@@ -418,7 +420,7 @@ impl RendezvousMemory {
             }
         }
         let stag = SHARE + slot as u32 * GENERATIONS + generation % GENERATIONS;
-        // The length ends it to the byte, and the first byte is a multiple of these units.
+        // The length limits it to the byte, and the first byte is at a multiple of these units.
         let steering = Steering(0)
             .with_readonly(true)
             .with_mbva_units(lead / BEGIN)
@@ -432,25 +434,25 @@ impl RendezvousMemory {
         self.place(stag, 0)
     }
 
-    /// Returns true if others read nothing.
+    /// Returns true if no frame is shared.
     pub(crate) fn shares_nothing(&self) -> bool {
         self.shared_count == 0
     }
 
-    /// Returns true if others read nothing by a slot.
+    /// Returns true if no frame is shared in a slot.
     pub(crate) fn is_free(&self, slot: usize) -> bool {
         self.shared.get(slot).is_some_and(Option::is_none)
     }
 
-    /// Releases a slot's frame, which is not needed any more, so that the stack sends on.
+    /// Orphans a slot's frame, which is no longer needed, so that its socket can send more.
     pub(crate) fn orphan(&self, slot: usize) {
         if let Some(Some((_, Shared::Skb(mapped)))) = self.shared.get(slot) {
             mapped.skb.orphan();
         }
     }
 
-    /// Ends the sharing of a slot's frame, which others may read until the device has forgotten it.
-    /// False if there is none.
+    /// Ends the sharing of a slot's frame. Others may read it until the device's cache is flushed.
+    /// Returns false if there is none.
     pub(crate) fn unshare(&mut self, slot: usize) -> bool {
         match self.shared.get(slot) {
             Some(Some((stag, _))) => {
@@ -461,7 +463,7 @@ impl RendezvousMemory {
         }
     }
 
-    /// Releases a frame that the device has forgotten.
+    /// Frees a frame after the flush.
     pub(crate) fn free(&mut self, slot: usize) {
         let taken = self.shared.get_mut(slot).and_then(Option::take);
         self.shared_count -= usize::from(taken.is_some());
@@ -470,7 +472,7 @@ impl RendezvousMemory {
         }
     }
 
-    /// Has `len` bytes of a slot ready to be fetched to, and returns how the device names them.
+    /// Prepares `len` bytes of a slot for a fetch, and returns their global address.
     pub(crate) fn prepare(&mut self, slot: usize, len: usize) -> Option<StagOffset> {
         let place = self.fetched.get_mut(slot).filter(|place| place.is_none())?;
         let mut chunks = self.pool.take_for(len)?;
@@ -487,8 +489,8 @@ impl RendezvousMemory {
         Some(self.place(FETCH, offset as u64))
     }
 
-    /// Takes what was fetched to a slot out of the tables. Others may write there until the device
-    /// has forgotten it.
+    /// Removes the memory of a fetched frame from the tables. Others may write there until the
+    /// device's cache is flushed.
     pub(crate) fn take(&mut self, slot: usize) -> Option<Chunks> {
         let chunks = self.fetched.get_mut(slot)?.take()?;
         for page in 0..chunks.len.div_ceil(PAGE) {
@@ -497,13 +499,13 @@ impl RendezvousMemory {
         Some(chunks)
     }
 
-    /// Has the processor see what the device has written.
+    /// Syncs the chunks for the CPU, after the device has written them.
     pub(crate) fn fetched(chunks: &mut Chunks) {
         chunks.sync(false);
     }
 
-    /// Returns true if the stack may have these chunks, so that none has to be unmapped for want of
-    /// room.
+    /// Returns true if the stack may have these chunks: the pool then has room for them, so that
+    /// none must be unmapped.
     pub(crate) fn may_pass_on(&self, chunks: &Chunks) -> bool {
         self.direct || self.pool.has_room_for(chunks.len)
     }
@@ -518,8 +520,8 @@ impl RendezvousMemory {
     }
 }
 
-/// Returns true if parts follow each other in whole pages, and the first one begins where an STag
-/// can.
+/// Returns true if the parts follow each other in whole pages, and the first one begins at a valid
+/// address for an STag.
 fn is_one_range(runs: &[DmaRun]) -> bool {
     let page = PAGE as u64;
     let begins = |(n, run): (usize, &DmaRun)| match n {

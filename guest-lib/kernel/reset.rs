@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Resets of the function, by whomever, suspends, and devices that are gone for a while: the device
-//! forgets all that it was told. The kernel's own queues are made anew; those of processes are
-//! theirs to open again.
+//! Resets of the function from any source, suspends, and devices that are gone for a while. In all
+//! cases the device loses its settings. The kernel's own queues are set up again; processes must
+//! open theirs again.
 //!
-//! The kernel tells of what it does itself. Of a function that a program has reset or put to sleep
-//! by its configuration, or that was pulled out, it knows nothing, so the device is looked at every
-//! second.
+//! The kernel notifies the driver of its own resets. It does not notice if a program resets the
+//! function or puts it to sleep by its configuration space, or if the function is unplugged. So the
+//! device is polled every second.
 
 use core::fmt::Write;
 
@@ -22,17 +22,17 @@ use crate::shim;
 use crate::stats::Report;
 use crate::text::Text;
 
-/// A node that hears of resets of its function. Dropping it takes its interfaces away.
+/// A node that is notified of resets of its function. Dropping it removes its interfaces.
 pub(crate) struct Watched {
     opened: Arc<Opened>,
     interfaces: Interfaces,
 }
 
-/// Hears of resets until it is dropped.
+/// Gets notifications of resets until it is dropped.
 pub(crate) struct Watch(KBox<Watched>);
 
 impl Watch {
-    /// To be called while the driver takes the function.
+    /// Must be called during probe.
     ///
     /// # Errors
     ///
@@ -42,7 +42,7 @@ impl Watch {
         let function = opened.device.raw_function();
         let this = Self(KBox::new(Watched { opened, interfaces }, GFP_KERNEL)?);
         let data = core::ptr::from_ref::<Watched>(&this.0).cast_mut().cast();
-        // SAFETY: it stays where it is until `drop`.
+        // SAFETY: it does not move until `drop`.
         unsafe { shim::tofu_shim_watch_resets(function, data) };
         Ok(this)
     }
@@ -50,15 +50,15 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // SAFETY: the kernel holds the function's lock, as it does when it tells of resets.
+        // SAFETY: the kernel holds the function's lock, as it does for its notifications of resets.
         unsafe { shim::tofu_shim_unwatch_resets() };
     }
 }
 
 impl Watched {
-    /// The function is about to be reset.
+    /// Prepares for a reset of the function.
     fn prepare(&self) {
-        // What is set up from here on fails.
+        // Set-up attempts fail from here on.
         if !self.opened.device.begin_reset() {
             return;
         }
@@ -68,7 +68,7 @@ impl Watched {
         self.opened.lose();
     }
 
-    /// The function was reset.
+    /// Handles the end of a reset.
     fn done(&self) {
         let device = &self.opened.device;
         if device.end_reset().is_err() {
@@ -92,14 +92,14 @@ impl Watched {
     }
 }
 
-/// Tells devlink's reporter. The caller holds the function's lock.
+/// Notifies devlink's health reporter. The caller holds the function's lock.
 fn report(what: &CStr) {
-    // SAFETY: the text is there during the call, which copies it.
+    // SAFETY: the text exists during the call, which copies it.
     unsafe { shim::tofu_shim_report(what.as_char_ptr()) };
 }
 
 impl Watched {
-    /// Finds out whether the device is as the driver has left it.
+    /// Checks whether the device still has its settings.
     fn look(&self) {
         let device = &self.opened.device;
         let was_lost = device.epoch().is_err();
@@ -129,13 +129,13 @@ impl Watched {
 /// As for [`tofu_rs_reset_prepare`].
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_look(data: *mut c_void) {
-    // SAFETY: `data` is of a watch that is there, by this function's contract.
+    // SAFETY: `data` belongs to a watch that exists, by this function's contract.
     unsafe { &*data.cast::<Watched>() }.look();
 }
 
 /// # Safety
 ///
-/// `data` must be of a [`Watch`] that is there.
+/// `data` must belong to a [`Watch`] that exists.
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_reset_prepare(data: *mut c_void) {
     // SAFETY: the caller's promise.
@@ -151,11 +151,12 @@ unsafe extern "C" fn tofu_rs_reset_done(data: *mut c_void) {
     unsafe { &*data.cast::<Watched>() }.done();
 }
 
-/// The node's health, in lines of words; as many bytes of it as there is room for.
+/// Writes the node's health, in lines of words, as far as there is room.
 ///
 /// # Safety
 ///
-/// `data` must be of a [`Watch`] that is there, and `buf` have `size` bytes for this call alone.
+/// `data` must belong to a [`Watch`] that exists, and `buf` must have `size` bytes that nothing
+/// else uses.
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_health(data: *mut c_void, buf: *mut c_char, size: usize) -> usize {
     // SAFETY: the caller's promise.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The functions of shim.c and netdev.c, and what they are given.
+//! The functions of shim.c and netdev.c, and their arguments.
 
 use kernel::bindings;
 use kernel::ffi::{c_char, c_int, c_long, c_ulong, c_void};
@@ -8,37 +8,37 @@ use kernel::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 use tofu_abi::{BgId, CqId, Rcode, TniId};
 use tofu_ipotofu::offload::Fields;
 
-/// An entry of /proc, which only C looks into.
+/// An entry of /proc, opaque to Rust.
 #[repr(C)]
 pub(crate) struct ProcEntry {
     _opaque: [u8; 0],
 }
 
-/// A network interface, which only C looks into.
+/// A network interface, opaque to Rust.
 #[repr(C)]
 pub(crate) struct NetDevice {
     _opaque: [u8; 0],
 }
 
-/// A pair of queues of one, which only C looks into.
+/// A pair of queues of an interface, opaque to Rust.
 #[repr(C)]
 pub(crate) struct NetQueue {
     _opaque: [u8; 0],
 }
 
-/// A frame, which only C looks into.
+/// A frame, opaque to Rust.
 #[repr(C)]
 pub(crate) struct SkBuff {
     _opaque: [u8; 0],
 }
 
-/// Memory with frames in it that is mapped for the device, which only C looks into.
+/// Memory with frames that is mapped for the device, opaque to Rust.
 #[repr(C)]
 pub(crate) struct ReadAreas {
     _opaque: [u8; 0],
 }
 
-/// `struct tofu_net_setup`: what an interface is made from.
+/// `struct tofu_net_setup`: the settings of an interface.
 #[repr(C)]
 pub(crate) struct NetSetup {
     pub(crate) links: *const *mut c_void,
@@ -54,12 +54,12 @@ pub(crate) struct NetSetup {
     pub(crate) tx_buffers: u16,
 }
 
-/// Bytes of the pages that frames are fetched to, as netdev.c allocates them.
+/// Bytes of the pages for fetched frames, as netdev.c allocates them.
 pub(crate) const CHUNK: usize = 32 << 10;
-/// Parts of a frame at most that lie together for the device.
+/// The most contiguous parts of a frame in device addresses.
 pub(crate) const MAX_RUNS: usize = 17;
 
-/// `struct tofu_run`: bytes that lie together for the device.
+/// `struct tofu_run`: a contiguous run of device addresses.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct DmaRun {
@@ -67,9 +67,9 @@ pub(crate) struct DmaRun {
     pub(crate) len: u32,
 }
 
-// The structs that C alone looks into have fields without size in some configurations.
+// The opaque structs have zero-sized fields in some configurations.
 #[allow(improper_ctypes)]
-// They are as shim.c and netdev.c define them. Those that are safe take values alone.
+// The signatures are those of shim.c and netdev.c. The safe functions take only plain values.
 unsafe extern "C" {
     pub(crate) fn tofu_shim_proc_folder(
         name: *const c_char,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Exceptions of queues and channels: signals to their process, and counts of those that
-//! other nodes can cause.
+//! Exceptions of queues and channels: signals to their process, and counts of exceptions that other
+//! nodes can cause.
 
 use kernel::bindings;
 use kernel::fmt;
@@ -18,13 +18,13 @@ use crate::uapi;
 /// The causes of an exception.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The process alone, by a wrong use.
+    /// Only the process itself, by wrong use.
     Process,
     /// Another node, by its packets.
     Peer,
 }
 
-/// The code that says that a queue or channel is lost.
+/// The code for a lost queue or channel.
 const LOST: i32 = 16;
 
 /// Exceptions that are reported to a process, each with its code.
@@ -44,8 +44,9 @@ fn fold<S: IrqSet>(codes: impl Iterator<Item = &'static (S, i32, Cause)>) -> S {
     S::from_raw(codes.fold(0, |all, (request, ..)| all | request.raw()))
 }
 
-/// Exceptions of a queue or channel that other nodes can cause, after which it asks for no more
-/// interrupts of that kind: no node can keep a processor busy, or fill a process's signals.
+/// The number of exceptions caused by other nodes after which a queue or channel disables
+/// interrupts of that kind. So no node can keep a processor busy, or fill the signal queue of a
+/// process.
 const MAX_OF_PEERS: u32 = 1000;
 
 /// The receivers of signals, and their signals.
@@ -53,12 +54,12 @@ pub(crate) struct Signal {
     opener: Arc<Opener>,
     /// 0: none was chosen.
     number: Atomic<i32>,
-    /// Exceptions that other nodes can have caused.
+    /// Exceptions that other nodes may have caused.
     of_peers: Atomic<u32>,
 }
 
 impl Signal {
-    /// Without SET_RT_SIGNAL the process gets SIGTERM.
+    /// The signal without SET_RT_SIGNAL.
     const DEFAULT: i32 = bindings::SIGTERM as i32;
 
     pub(crate) fn new(opener: &Arc<Opener>) -> Self {
@@ -84,8 +85,8 @@ impl Signal {
     }
 
     /// Sends a signal for each of the exceptions that are `pending`: with its code (`si_errno`) and
-    /// the queue or channel (`si_int`). For one that another node can have caused, only if the
-    /// process has chosen the signal and lives on with it.
+    /// the queue or channel (`si_int`). An exception that another node may have caused is only
+    /// signalled if the process has chosen the signal, and the signal does not end it.
     pub(crate) fn tell<S: IrqSet>(&self, codes: Codes<S>, pending: S, si_int: i32) {
         let chosen = self.number.load(Relaxed);
         for (_, code, cause) in codes
@@ -102,7 +103,7 @@ impl Signal {
         }
     }
 
-    /// Sends a signal that the device has lost the queue or channel (ours).
+    /// Sends the signal for a queue or channel that the device has lost (ours).
     pub(crate) fn tell_lost(&self, si_int: i32) {
         let number = match self.number.load(Relaxed) {
             0 => Self::DEFAULT,
@@ -111,9 +112,9 @@ impl Signal {
         self.opener.signal(number, LOST, si_int, Delivery::Always);
     }
 
-    /// Counts the exceptions that are `pending` of a queue or gate `of` the device, and logs what
-    /// another node can have caused. Returns those whose interrupt is to be masked, as there were
-    /// too many.
+    /// Counts the exceptions that are `pending` of a queue or gate `of` the device, and logs those
+    /// that another node may have caused. Returns those whose interrupt must be masked, because
+    /// there were too many.
     pub(crate) fn count<S: IrqSet>(
         &self,
         device: &Device,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Frames of the kernel's, `struct sk_buff`: those that the stack sends, and those it receives.
+//! The kernel's frames, `struct sk_buff`: those that the stack sends, and those that it receives.
 
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
@@ -15,11 +15,11 @@ use crate::dma;
 use crate::shim::{self, SkBuff};
 use crate::tx_queue::TxQueue;
 
-/// A frame. Dropping it frees it as one that was lost.
+/// A frame. Dropping it frees it as a dropped frame.
 ///
 /// # Invariants
 ///
-/// `raw` is a frame that only this refers to, on no list, of `len` bytes.
+/// `raw` is a frame of `len` bytes, on no list, and this is its only reference.
 #[derive(Debug)]
 pub(crate) struct Skb {
     raw: NonNull<SkBuff>,
@@ -34,9 +34,9 @@ impl Skb {
     ///
     /// # Safety
     ///
-    /// `raw` must be a frame on no list that the caller has, and does not use any more.
+    /// `raw` must be a frame on no list; the caller owns it, and passes that ownership.
     pub(crate) unsafe fn from_raw(raw: NonNull<SkBuff>) -> Self {
-        // SAFETY: the frame is there, by this function's contract.
+        // SAFETY: the frame exists, by this function's contract.
         let len = unsafe { shim::tofu_shim_skb_len(raw.as_ptr()) } as usize;
         // INVARIANT: by this function's contract, and that is its length.
         Self { raw, len }
@@ -47,15 +47,15 @@ impl Skb {
         ManuallyDrop::new(self).raw
     }
 
-    /// A frame of `len` bytes, which are to be written. `None` without memory for it.
+    /// Allocates a frame of `len` bytes, which the caller must write. `None` if there is no memory.
     pub(crate) fn new(queue: TxQueue<'_>, len: usize) -> Option<Self> {
-        // SAFETY: the queue's interface is there as long as `queue` is.
+        // SAFETY: the queue's interface exists as long as `queue`.
         let raw = unsafe { shim::tofu_shim_skb_new(queue.as_raw(), len as u32) };
-        // INVARIANT: it was made for us, with so many bytes.
+        // INVARIANT: it was allocated for us, with this many bytes.
         NonNull::new(raw).map(|raw| Self { raw, len })
     }
 
-    /// For netdev.c, which only looks at it.
+    /// For netdev.c, which only reads it.
     pub(crate) fn as_ptr(&self) -> *const SkBuff {
         self.raw.as_ptr()
     }
@@ -65,8 +65,8 @@ impl Skb {
         self.len
     }
 
-    /// The checksum and segmentation that the frame still needs. `None` if nothing, a kind of
-    /// [`u8::MAX`] if that is unknown.
+    /// The checksum and segmentation that the frame still needs. `None` if it needs neither; a kind
+    /// of [`u8::MAX`] if that is unknown.
     pub(crate) fn offload(&self) -> Option<Fields> {
         let mut offload = Fields::default();
         // SAFETY: the frame is ours, and `offload` has the layout of `struct tofu_offload`.
@@ -74,7 +74,7 @@ impl Skb {
         some.then_some(offload)
     }
 
-    /// Copies its bytes from `at` on. False if there are not as many.
+    /// Copies its bytes from `at` on. Returns false if there are not enough.
     pub(crate) fn read(&self, at: usize, to: &mut [u8]) -> bool {
         let (place, len) = (to.as_mut_ptr().cast(), to.len() as u32);
         // SAFETY: the frame is ours, and `to` has room for `len` bytes. C checks the range.
@@ -98,7 +98,7 @@ impl Skb {
                 return false;
             };
             let from: *const u64 = from.cast_const().cast();
-            // What is left of a qword at the end may be in the next page.
+            // The rest of a partial qword at the end may be in the next page.
             let (whole, rest) = to.split_at_mut(if from.is_aligned() { len & !7 } else { 0 });
             // SAFETY: `from` has `len` bytes of the frame, at least the whole qwords that are
             // copied, and is aligned if there are some.
@@ -113,41 +113,41 @@ impl Skb {
         true
     }
 
-    /// The number of bytes of it a node must be sent, so that it may fetch the rest from where it
-    /// is. 0 if that cannot be.
+    /// The size of the head that must be sent to a node, so that it can fetch the rest in place. 0
+    /// if that is not possible.
     pub(crate) fn head_len(&self) -> usize {
         // SAFETY: the frame is ours.
         unsafe { shim::tofu_shim_skb_head(self.raw.as_ptr()) as usize }
     }
 
-    /// Has its socket send on, though the frame is kept for a while.
+    /// Lets its socket send more, although the frame is kept for a while.
     pub(crate) fn orphan(&self) {
         // SAFETY: the frame is ours.
         unsafe { shim::tofu_shim_skb_orphan(self.raw.as_ptr()) };
     }
 
-    /// Does the checksum and segmentation that the stack has left to do. `None`, and the frame is
-    /// lost, if that is not possible.
+    /// Completes the offloaded checksum and segmentation. If that is not possible, returns `None`,
+    /// and the frame is dropped.
     pub(crate) fn complete(self) -> Option<SkbList> {
         let raw = self.into_raw().as_ptr();
-        // SAFETY: the frame is ours and is C's from here on; what C returns is ours, or null.
+        // SAFETY: the frame is ours, and C takes it over; the result is ours, or null.
         unsafe { SkbList::from_raw(shim::tofu_shim_skb_complete(raw)) }
     }
 
-    /// Cuts it, of TCP, into several of less than 64 KiB, with which the same is left to do.
+    /// Segments a TCP frame into several of less than 64 KiB, which still need the same offloads.
     ///
     /// # Errors
     ///
-    /// The frame as it was, if that is not possible.
+    /// The unchanged frame, if that is not possible.
     pub(crate) fn gso_segment(self) -> Result<SkbList, Self> {
         let raw = self.into_raw();
-        // SAFETY: the frame is ours; what C returns is ours, or null.
+        // SAFETY: the frame is ours; the result is ours, or null.
         let list = unsafe { SkbList::from_raw(shim::tofu_shim_skb_gso_segment(raw.as_ptr())) };
-        // SAFETY: if C returns null it has left the frame alone, which nothing else refers to.
+        // SAFETY: if C returns null, the frame is unchanged, and nothing else refers to it.
         list.ok_or_else(|| unsafe { Self::from_raw(raw) })
     }
 
-    /// Has `len` bytes from `at` on of pages be its next ones, or a copy of them. False without
+    /// Appends `len` bytes of pages from `at` on, or a copy of them. Returns false if there is no
     /// memory for a copy.
     ///
     /// # Safety
@@ -169,7 +169,7 @@ impl Skb {
         added
     }
 
-    /// Gives it to the stack; false if the metadata do not fit.
+    /// Passes it to the stack. Returns false if the metadata do not match.
     pub(crate) fn receive(self, queue: TxQueue<'_>, metadata: &Metadata) -> bool {
         let offload = metadata.fields();
         let offload = match metadata.is_empty() {
@@ -177,8 +177,8 @@ impl Skb {
             false => core::ptr::from_ref(&offload),
         };
         let raw = self.into_raw().as_ptr();
-        // SAFETY: the frame is ours, complete, and the stack's from here on; `offload` is null or
-        // lives during the call; the queue's interface is there as long as `queue` is.
+        // SAFETY: the frame is ours and complete, and the stack takes it over; `offload` is null or
+        // lives during the call; the queue's interface exists as long as `queue`.
         unsafe { shim::tofu_shim_skb_receive(queue.as_raw(), raw, offload) }
     }
 }
@@ -205,7 +205,7 @@ impl FrameBuffer for Skb {
     }
 }
 
-/// A frame that was sent. Dropping it frees it as one that was not lost.
+/// A frame that was sent. Dropping it consumes it, without counting a drop.
 #[derive(Debug)]
 pub(crate) struct SentSkb(ManuallyDrop<Skb>);
 
@@ -231,7 +231,7 @@ impl Drop for SentSkb {
 ///
 /// # Invariants
 ///
-/// `head` is null or the first frame of a list that only this refers to.
+/// `head` is null, or the first frame of a list, and this is its only reference.
 pub(crate) struct SkbList {
     head: *mut SkBuff,
 }
@@ -250,8 +250,8 @@ impl SkbList {
     ///
     /// # Safety
     ///
-    /// `head` must be null, or the first of a list of frames that the caller has, and does not use
-    /// any more.
+    /// `head` must be null, or the first of a list of frames; the caller owns the list, and passes
+    /// that ownership.
     unsafe fn from_raw(head: *mut SkBuff) -> Option<Self> {
         // INVARIANT: by this function's contract.
         (!head.is_null()).then_some(Self { head })
@@ -260,8 +260,8 @@ impl SkbList {
     /// Takes the first one off.
     pub(crate) fn pop(&mut self) -> Option<Skb> {
         let first = NonNull::new(self.head)?;
-        // SAFETY: the list is ours. C returns what follows its first frame, or null, and leaves
-        // that frame on no list.
+        // SAFETY: the list is ours. C returns the rest after its first frame, or null, and unlinks
+        // that frame.
         self.head = unsafe { shim::tofu_shim_skb_next(first.as_ptr()) };
         // SAFETY: the frame is on no list, and this has not kept a reference to it.
         Some(unsafe { Skb::from_raw(first) })

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! State and counters of a node in debugfs (`tofu/`), for people and scripts. A line is words, the
-//! first of which name what it is about. The files are no stable interface. Devlink has the health,
-//! too.
+//! State and counters of a node in debugfs (`tofu/`), for people and scripts. Each line is a list
+//! of words; the first ones name its subject. The files are not a stable interface. Devlink also
+//! has the health.
 
 use kernel::debugfs::Scope;
 use kernel::fmt;
@@ -19,7 +19,7 @@ use crate::device::Device;
 use crate::ids::QueueId;
 use crate::opened::Opened;
 
-/// Exceptions of a TNI. Packets of other nodes that find no buffer are no fault of this node.
+/// Exceptions of a TNI. A packet of another node that finds no buffer is not a fault of this node.
 const TNI_EXCEPTIONS: TniIrqs = TniIrqs::ALL
     .without(TniIrqs::PBQ_UNDERFLOW)
     .without(TniIrqs::PRQ_PACKET_DISCARD)
@@ -36,7 +36,7 @@ const PORT_REQUESTS: [(PortRequest, &str); 5] = [
 /// The folder; dropping it removes the files.
 pub(crate) type Files = Pin<KBox<Scope<Arc<Opened>>>>;
 
-/// The text of the file `health`, which devlink's reporter has too.
+/// The text of the file `health`, also for devlink's health reporter.
 pub(crate) struct Report<'a>(pub(crate) &'a Arc<Opened>);
 
 impl core::fmt::Display for Report<'_> {
@@ -49,7 +49,7 @@ impl core::fmt::Display for Report<'_> {
 ///
 /// # Errors
 ///
-/// `ENOMEM`. Where the kernel has no debugfs, there are no files.
+/// `ENOMEM`. If the kernel has no debugfs, there are no files.
 pub(crate) fn files(opened: &Arc<Opened>) -> Result<Files> {
     let opened: Result<Arc<Opened>> = Ok(opened.clone());
     let scope = Scope::dir(opened, c"tofu", |opened, dir| {
@@ -81,16 +81,17 @@ fn has_stopped(device: &Device, tni: TniId) -> bool {
     device.read(tni, TniReg::State) & 3 == TniState::Error as u64
 }
 
-/// Packets that were marked as bad on their way and dropped, as the codes of a router's memory
-/// found more wrong bits than they can correct.
+/// Packets that were marked as bad in transit and dropped, because a router's memory had an
+/// uncorrectable error.
 fn nullified(device: &Device) -> u64 {
     let of = |tni| device.read(tni, TniReg::NumReceiveNullifiedTlp);
     device.description().tni_ids().map(of).sum()
 }
 
-/// The node's health: a line `state` with `ok`, `degraded` (a link or a queue has met an exception,
-/// or a process has one that a reset has ended) or `failed` (the device does not answer, or a TNI
-/// has stopped), then a line for each reason.
+/// Writes the node's health: a line `state` with `ok`, `degraded` or `failed`, and a line for each
+/// reason. The state is `degraded` if a link or a queue has had an exception, or a process still
+/// has a queue that a reset has ended. It is `failed` if the device does not respond, or a TNI has
+/// stopped.
 fn health(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let device = &opened.device;
     if !device.answers() {
@@ -163,7 +164,7 @@ fn exceptions(device: &Device, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// Control queues that are on: whose they are, bytes of payload since then, exceptions.
+/// The enabled control queues: owner, bytes of payload, exceptions.
 fn queues(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let device = &opened.device;
     for id in QueueId::of(device.description()) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Text in memory of C's.
+//! Text in a buffer of C.
 
 use core::fmt::{Error, Result, Write};
 
-/// Memory to write text to.
+/// A buffer for text.
 pub(crate) struct Text<'a> {
     buf: &'a mut [u8],
     len: usize,

@@ -3,18 +3,18 @@
 //! tofu.ko: a driver for the Tofu interconnect controller.
 //!
 //! It gives unprivileged processes remote direct memory access (RDMA) through `/proc/tofu`, the
-//! interface that programs know from the machines that have this controller. What is public about
-//! that interface is met exactly; what is not is marked *ours*.
+//! interface on real machines with this controller. The public parts of that interface are
+//! implemented exactly; the rest is marked *ours*.
 //!
-//! A module uses only those that are named before it here:
+//! A module uses only modules that precede it in this list:
 //!
 //! - `shim`: functions in C, for what the kernel's bindings for Rust lack
 //! - `uapi`: arguments of ioctls
 //! - `ids`, `registers`: queues and gates by number; offsets of registers
 //! - `users`: rights
-//! - `engine`: what the engine of IP over Tofu needs of the kernel
+//! - `engine`: kernel services for the engine of IP over Tofu
 //! - `device`: the controller
-//! - `opener`, `signal`: the process of a file; how it learns of exceptions
+//! - `opener`, `signal`: the process of a file; its signals for exceptions
 //! - `charge`: limits on users' memory
 //! - `dma`, `pin`, `unmap`: coherent memory; pinned memory of processes; notifiers of its unmapping
 //! - `cq`, `bch`: control queues and barrier channels of processes
@@ -22,7 +22,7 @@
 //! - `control`, `files`, `stats`: ioctls of the node as a whole; /proc/tofu; debugfs
 //! - `rendezvous`, `packets`, `netdev`: memory of frames that nodes fetch; the kernel's own queues,
 //!   and network interfaces on them
-//! - `reset`: what becomes of all that when the function is reset
+//! - `reset`: resets of the function
 
 use kernel::device::Core;
 use kernel::dma::{Device as _, DmaMask};
@@ -65,7 +65,7 @@ use device::Device;
 /// Bits of an address in the device's tables.
 const DMA_BITS: DmaMask = DmaMask::new::<{ tofu_abi::table::IPA_BITS }>();
 
-/// The function of a generation, whose vendor the kernel has no name for.
+/// The function of a generation. The kernel has no name for its vendor.
 const fn function(device: u16) -> pci::DeviceId {
     let id = kernel::bindings::pci_device_id {
         vendor: tofu_abi::pci::VENDOR_ID as u32,
@@ -114,9 +114,9 @@ impl Drop for Enabled {
         let raw = core::ptr::from_ref::<pci::Device>(&self.0)
             .cast_mut()
             .cast();
-        // SAFETY: the function was enabled in `new`. It is there, as this has a reference to it,
-        // and the kernel holds its lock while the driver takes it and leaves it. It clears Bus
-        // Master Enable, too.
+        // SAFETY: the function was enabled in `new`. It exists, because this has a reference to it,
+        // and the kernel holds its lock during probe and unbind. This also clears Bus Master
+        // Enable.
         unsafe { kernel::bindings::pci_disable_device(raw) };
     }
 }
@@ -132,7 +132,7 @@ struct Bound {
     _enabled: Enabled,
 }
 
-/// The interrupts of a device. Dropping it gives them back.
+/// The interrupts of a device. Dropping it frees them.
 struct Vectors(Arc<Device>);
 
 impl Drop for Vectors {

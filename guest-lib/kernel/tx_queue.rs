@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A queue of a network interface, as the kernel knows it.
+//! The kernel's queue of a network interface.
 
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 use crate::shim::{self, NetQueue};
 
-/// A transmit queue and the NAPI context with the same number, of an interface that is there as
-/// long as `'a`.
+/// A transmit queue and the NAPI context with the same number, of an interface that exists as long
+/// as `'a`.
 #[derive(Clone, Copy)]
 pub(crate) struct TxQueue<'a>(NonNull<NetQueue>, PhantomData<&'a NetQueue>);
 
@@ -18,12 +18,12 @@ unsafe impl Send for TxQueue<'_> {}
 unsafe impl Sync for TxQueue<'_> {}
 
 impl TxQueue<'_> {
-    /// The queue that netdev.c has handed over.
+    /// The queue that netdev.c has passed.
     ///
     /// # Safety
     ///
-    /// `raw` must be a queue of an interface that is not freed before the result and its copies
-    /// have been used for the last time.
+    /// `raw` must be a queue of an interface that is not freed before the last use of the result
+    /// and its copies.
     pub(crate) unsafe fn from_raw(raw: NonNull<NetQueue>) -> Self {
         Self(raw, PhantomData)
     }
@@ -33,58 +33,58 @@ impl TxQueue<'_> {
         self.0.as_ptr()
     }
 
-    /// Has the stack send nothing until [`Self::wake_queue`].
+    /// Stops the stack from sending until [`Self::wake_queue`].
     pub(crate) fn stop_queue(self) {
-        // SAFETY: the queue is there, as `self` is.
+        // SAFETY: the queue exists as long as `self`.
         unsafe { shim::tofu_shim_stop_queue(self.as_raw()) };
     }
 
-    /// Has the stack send again.
+    /// Lets the stack send again.
     pub(crate) fn wake_queue(self) {
-        // SAFETY: the queue is there, as `self` is.
+        // SAFETY: the queue exists as long as `self`.
         unsafe { shim::tofu_shim_wake_queue(self.as_raw()) };
     }
 
     /// Returns true if it is stopped.
     pub(crate) fn is_stopped(self) -> bool {
-        // SAFETY: the queue is there, as `self` is.
+        // SAFETY: the queue exists as long as `self`.
         unsafe { shim::tofu_shim_queue_stopped(self.as_raw()) }
     }
 
-    /// Has it polled as soon as possible.
+    /// Schedules a poll as soon as possible.
     pub(crate) fn schedule_napi(self) {
-        // SAFETY: the queue is there, as `self` is.
+        // SAFETY: the queue exists as long as `self`.
         unsafe { shim::tofu_shim_schedule_napi(self.as_raw()) };
     }
 
-    /// Has it polled in some 10 ms, unless that is to come anyway.
+    /// Schedules a poll in about 10 ms, unless one is already scheduled.
     pub(crate) fn start_timer(self) {
-        // SAFETY: the queue is there, as `self` is.
+        // SAFETY: the queue exists as long as `self`.
         unsafe { shim::tofu_shim_start_timer(self.as_raw()) };
     }
 
-    /// Has it polled in so many nanoseconds.
+    /// Schedules a poll in this many nanoseconds.
     pub(crate) fn start_hrtimer(self, nanoseconds: u64) {
-        // SAFETY: the queue is there, as `self` is.
+        // SAFETY: the queue exists as long as `self`.
         unsafe { shim::tofu_shim_start_hrtimer(self.as_raw(), nanoseconds) };
     }
 
     /// Sets whether its interface has a carrier.
     pub(crate) fn set_carrier(self, on: bool) {
-        // SAFETY: the queue's interface is there, as `self` is.
+        // SAFETY: the queue's interface exists as long as `self`.
         unsafe { shim::tofu_shim_set_carrier(self.as_raw(), on) };
     }
 
-    /// Counts a frame of so many bytes that was sent, or else dropped.
+    /// Counts a frame of `len` bytes that was sent, or else dropped.
     pub(crate) fn count_tx(self, len: usize, sent: bool) {
-        // SAFETY: the queue's interface is there, as `self` is.
+        // SAFETY: the queue's interface exists as long as `self`.
         unsafe { shim::tofu_shim_count_tx(self.as_raw(), len as u32, sent) };
     }
 
-    /// Gives the stack an answer to what it has just asked.
+    /// Passes the stack an answer to its latest query.
     pub(crate) fn answer(self, frame: &[u8]) {
         let (bytes, len) = (frame.as_ptr().cast(), frame.len() as u32);
-        // SAFETY: the queue's interface is there, as `self` is; C copies `len` bytes of `frame`.
+        // SAFETY: the queue's interface exists as long as `self`; C copies `len` bytes of `frame`.
         unsafe { shim::tofu_shim_skb_answer(self.as_raw(), bytes, len) };
     }
 }

@@ -9,7 +9,7 @@ use kernel::uaccess::{UserPtr, UserSlice};
 
 pub(crate) use tofu_abi::tof::*;
 
-/// Values that any bytes are, and that are nothing but their bytes.
+/// Types for which every bit pattern is a value, without padding.
 ///
 /// # Safety
 ///
@@ -55,10 +55,10 @@ fn at(addr: u64, len: usize) -> UserSlice {
 pub(crate) fn get<T: Plain>(addr: u64) -> Result<T> {
     let mut value = MaybeUninit::<T>::uninit();
     let bytes = value.as_mut_ptr().cast::<MaybeUninit<u8>>();
-    // SAFETY: the value has so many bytes, and it is not shared.
+    // SAFETY: the value has this many bytes, and it is not shared.
     let bytes = unsafe { core::slice::from_raw_parts_mut(bytes, size_of::<T>()) };
     at(addr, size_of::<T>()).reader().read_raw(bytes)?;
-    // SAFETY: all bytes were written, and any are a value.
+    // SAFETY: all bytes were written, and any bit pattern is a value.
     Ok(unsafe { value.assume_init() })
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn get<T: Plain>(addr: u64) -> Result<T> {
 /// `EFAULT`.
 pub(crate) fn put<T: Plain>(addr: u64, value: &T) -> Result {
     let bytes = core::ptr::from_ref(value).cast::<u8>();
-    // SAFETY: the value has so many bytes, all of which are initialised as there is no padding.
+    // SAFETY: the value has this many bytes, and all are initialised, because there is no padding.
     let bytes = unsafe { core::slice::from_raw_parts(bytes, size_of::<T>()) };
     at(addr, size_of::<T>()).writer().write_slice(bytes)
 }

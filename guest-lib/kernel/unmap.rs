@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Notifications of the driver that memory of a process is unmapped, or its process gone.
+//! Notifications to the driver that memory of a process is unmapped, or that the process has ended.
 
 use kernel::bindings;
 use kernel::mm::Mm;
@@ -21,13 +21,13 @@ pub(crate) enum UsedMemory {
 
 /// The users of memory of a process.
 pub(crate) trait MemoryUser: Send + Sync {
-    /// The memory is unmapped, or its process has gone. When this returns, the device uses it no
-    /// more. The kernel calls this with locks of the process's memory held: no memory may be
-    /// allocated or pinned.
+    /// Called when the memory is unmapped, or its process has ended. When this returns, the device
+    /// no longer uses it. The kernel calls this under locks of the process's memory: no memory may
+    /// be allocated or pinned.
     fn unmapped(self: Arc<Self>, memory: UsedMemory);
 }
 
-/// Tells a user of memory when a range of a process's addresses is unmapped.
+/// Notifies a user of memory when a range of a process's addresses is unmapped.
 #[pin_data(PinnedDrop)]
 pub(crate) struct UnmapNotifier {
     #[pin]
@@ -38,7 +38,7 @@ pub(crate) struct UnmapNotifier {
     touched: Atomic<bool>,
 }
 
-// SAFETY: the notifier is the kernel's until it is removed, which any thread may do.
+// SAFETY: the kernel has the notifier until it is removed, which any thread may do.
 unsafe impl Send for UnmapNotifier {}
 // SAFETY: shared references only read what was set at creation.
 unsafe impl Sync for UnmapNotifier {}
@@ -55,7 +55,7 @@ impl UnmapNotifier {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, or `EINVAL` for addresses that no process has.
+    /// `ENOMEM`, or `EINVAL` for addresses outside of the user's part.
     pub(crate) fn new(
         user: Arc<dyn MemoryUser>,
         memory: UsedMemory,
@@ -70,8 +70,8 @@ impl UnmapNotifier {
                 touched: Atomic::new(false),
                 notifier: Opaque::zeroed(),
                 _: {
-                    // SAFETY: the notifier stays where it is until `drop` removes it; the other
-                    // fields, which the callback uses, are there.
+                    // SAFETY: the notifier does not move until `drop` removes it; the other fields,
+                    // which the callback uses, exist.
                     kernel::error::to_result(unsafe {
                         bindings::mmu_interval_notifier_insert(
                             Opaque::cast_into(&raw const (*this.as_ptr()).notifier),
@@ -87,7 +87,7 @@ impl UnmapNotifier {
         )
     }
 
-    /// Returns true if the process's page table still has the pages that were there at first.
+    /// Returns true if the process's page table still has the original pages.
     pub(crate) fn is_untouched(&self) -> bool {
         !self.touched.load(Relaxed)
     }
@@ -96,33 +96,33 @@ impl UnmapNotifier {
 #[pinned_drop]
 impl PinnedDrop for UnmapNotifier {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: inserted in `new`. Waits for a callback that runs.
+        // SAFETY: inserted in `new`. Waits for a running callback.
         unsafe { bindings::mmu_interval_notifier_remove(self.notifier.get()) };
     }
 }
 
 /// # Safety
 ///
-/// For the kernel alone, of a notifier that [`UnmapNotifier::new`] has inserted.
+/// Only the kernel may call this, for a notifier that [`UnmapNotifier::new`] has inserted.
 unsafe extern "C" fn invalidate(
     notifier: *mut bindings::mmu_interval_notifier,
     range: *const bindings::mmu_notifier_range,
     _seq: usize,
 ) -> bool {
-    // SAFETY: the kernel hands us a range that is there during the call.
+    // SAFETY: the kernel passes a range that exists during the call.
     let (event, flags) = unsafe { ((*range).event, (*range).flags) };
-    // SAFETY: only notifiers of an `UnmapNotifier` have this callback, and it is there until the
+    // SAFETY: only notifiers of an `UnmapNotifier` have this callback, and it exists until the
     // notifier is removed.
     let this =
         unsafe { &*kernel::container_of!(Opaque::cast_from(notifier), UnmapNotifier, notifier) };
     this.touched.store(true, Relaxed);
-    // Pages are pinned, so the other events do not take them away from the device.
+    // The pages are pinned, so other events do not take them away from the device.
     if event != bindings::mmu_notifier_event_MMU_NOTIFY_UNMAP
         && event != bindings::mmu_notifier_event_MMU_NOTIFY_RELEASE
     {
         return true;
     }
-    // Emptying the device's cache sleeps. Who cannot wait (the OOM killer's reaper) leaves this
+    // Flushing the device's cache sleeps. A caller that cannot sleep (the OOM reaper) leaves this
     // memory alone.
     if flags & bindings::MMU_NOTIFIER_RANGE_BLOCKABLE == 0 {
         return false;

@@ -10,9 +10,9 @@ use tofu_abi::Group;
 
 use crate::ids::{GateSet, QueueId};
 
-/// Users that can be registered at most (ours).
+/// The most users that can be registered (ours).
 const MAX_USERS: usize = 1024;
-/// Control queues of a TNI that processes may have: all but the kernel's.
+/// Control queues of a TNI that processes may have: all except the kernel's.
 pub(crate) const fn cq_mask(description: &Description) -> u64 {
     (1 << description.user_cqs()) - 1
 }
@@ -20,9 +20,9 @@ pub(crate) const fn cq_mask(description: &Description) -> u64 {
 /// The rights of a user.
 #[derive(Clone, Copy)]
 pub(crate) struct Rights {
-    /// Only queues of the same group talk to each other.
+    /// Only queues of the same group communicate.
     pub(crate) group: Group,
-    /// Subnet fields of CQS MODE; all zero is no limit.
+    /// Subnet fields of CQS MODE; all zero means no limit.
     pub(crate) subnet: CqsMode,
     /// Control queues of each TNI.
     pub(crate) cqs: [u64; NUM_TNI],
@@ -80,12 +80,12 @@ impl Users {
         }
     }
 
-    /// Makes a user one who is not registered.
+    /// Unregisters a user.
     pub(crate) fn forget(&mut self, uid: u32) {
         self.list.retain(|(known, _)| *known != uid);
     }
 
-    /// Registers a user, or changes the rights of one who is registered.
+    /// Registers a user, or changes the rights of a registered one.
     ///
     /// # Errors
     ///

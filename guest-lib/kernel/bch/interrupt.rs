@@ -16,7 +16,7 @@ use crate::ids::{GateId, GateSet};
 use crate::shim;
 use crate::signal::{all_of, Cause, Codes, Signal};
 
-/// Exceptions that are reported to a process. Signals of gates cause them, which other nodes send.
+/// Exceptions that are reported to a process. They are caused by signals from gates of other nodes.
 const CODES: Codes<BgsIrqs> = &[
     (BgsIrqs::NODE_ADDRESS_UNMATCH, 0, Cause::Peer),
     (BgsIrqs::BSEQ_UNMATCH, 1, Cause::Peer),
@@ -29,16 +29,15 @@ pub(super) fn told() -> BgsIrqs {
     all_of(CODES)
 }
 
-/// The interrupt of one TNI's gates, as far as they are a channel's. Dropping it waits for a
-/// handler that runs.
+/// The interrupt of a channel's gates on one TNI. Dropping it waits for a running handler.
 pub(super) struct Registration {
     _irq: Pin<KBox<kirq::Registration<'static, Handler>>>,
     seen: Arc<Atomic<u64>>,
 }
 
 impl Registration {
-    /// Asks for the interrupt of a TNI, for those of its gates that are in the set. Where the
-    /// device has no interrupts there are no signals, and this is `None`.
+    /// Requests the interrupt of a TNI, for the gates in the set. If the device has no interrupts,
+    /// there are no signals, and this is `None`.
     ///
     /// # Errors
     ///
@@ -60,7 +59,7 @@ impl Registration {
             si_int,
             seen: seen.clone(),
         };
-        // SAFETY: it goes with the channel's `Enabled`, which is never forgotten.
+        // SAFETY: it is dropped with the channel's `Enabled`, which is never leaked.
         let irq = unsafe {
             kirq::Registration::new(request, kirq::Flags::SHARED, c"tofu-bg", Ok(handler))
         };

@@ -18,11 +18,11 @@ use crate::signal::{all_of, Cause, Codes, Signal};
 const CODES: Codes<CqsIrqs> = &[
     (CqsIrqs::TOQ_DIRECT_DESCRIPTOR_EXCEPTION, 0, Cause::Process),
     (CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION, 1, Cause::Process),
-    // Notices of other nodes' commands fill it.
+    // Notices of other nodes' commands can fill the queue.
     (CqsIrqs::MRQ_OVERFLOW, 2, Cause::Peer),
 ];
 
-/// A queue's interrupt. Dropping it waits for a handler that runs.
+/// A queue's interrupt. Dropping it waits for a running handler.
 pub(super) type Registration = Pin<KBox<kirq::Registration<'static, Handler>>>;
 
 /// The handler of the interrupt.
@@ -32,7 +32,7 @@ pub(super) struct Handler {
     signal: Arc<Signal>,
 }
 
-/// Asks for a queue's interrupt, and has the device raise it. Where the device has no interrupts
+/// Requests a queue's interrupt, and enables it in the device. If the device has no interrupts,
 /// there are no signals, and this is `None`.
 ///
 /// # Errors
@@ -51,7 +51,8 @@ pub(super) fn register(
         id,
         signal: signal.clone(),
     };
-    // SAFETY: it is never forgotten: it goes with the queue, and first when that is leaked.
+    // SAFETY: it is never leaked: it is dropped with the queue, and before the queue if that is
+    // leaked.
     let registration =
         unsafe { kirq::Registration::new(request, kirq::Flags::SHARED, c"tofu-cq", Ok(handler)) };
     let registration = KBox::try_pin_init(registration, GFP_KERNEL)?;

@@ -2,10 +2,10 @@
 
 //! A queue from its opening to the last close of its file.
 //!
-//! Two locks. `state` serialises the process's own calls, and may be held while memory is pinned
-//! or allocated. `shared` guards what the device reads. It is taken when memory is unmapped, from a
-//! notifier that the kernel calls with locks of the process's memory held; so no memory may be
-//! allocated or pinned while it is held.
+//! Two locks. `state` serialises the process's own calls, and may be held while memory is pinned or
+//! allocated. `shared` guards the tables that the device reads. It is also taken when memory is
+//! unmapped, in a notifier that the kernel calls under locks of the process's memory. So no memory
+//! may be allocated or pinned while it is held.
 
 use kernel::bindings;
 use kernel::prelude::*;
@@ -30,26 +30,26 @@ use super::ring::Ring;
 use super::stag::Stag;
 use super::tables::Tables;
 
-/// The queue that INIT_CQ made.
+/// The queue after INIT_CQ.
 pub(super) struct Open {
     irq: Option<interrupt::Registration>,
     /// TOQ, TCQ, MRQ.
     rings: [Ring; 3],
     pub(super) stags: KVVec<Option<KBox<Stag>>>,
-    /// No STag from here on has ever been given out.
+    /// STags from this one on were never allocated.
     pub(super) end: u32,
 }
 
 /// The data that the lock of the same name guards.
 pub(super) struct Shared {
     pub(super) tables: Option<Tables>,
-    /// True if the device works for the queue.
+    /// True if the queue is enabled in the device.
     pub(super) enabled: bool,
-    /// A ring was unmapped: the queue has stopped for good.
+    /// A ring was unmapped: the queue has stopped permanently.
     pub(super) ring_gone: bool,
 }
 
-/// The epoch of a queue of which the device was not told.
+/// The epoch of a queue that was not set up in the device.
 const NO_EPOCH: u64 = u64::MAX;
 
 /// A control queue that is open.
@@ -60,7 +60,7 @@ pub(crate) struct Cq {
     uid: u32,
     pub(super) opener: Arc<Opener>,
     signal: Arc<Signal>,
-    /// The epoch in which the device was told of the queue, if it was.
+    /// The epoch in which the queue was set up in the device, if it was.
     epoch: Atomic<u64>,
     #[pin]
     pub(super) state: Mutex<Option<KBox<Open>>>,
@@ -156,7 +156,7 @@ impl Cq {
     ///
     /// # Errors
     ///
-    /// `EPERM` before INIT_CQ; `EIO` if the queue has stopped for good.
+    /// `EPERM` before INIT_CQ; `EIO` if the queue has stopped permanently.
     pub(crate) fn check(&self) -> Result {
         if self.epoch.load(Relaxed) == NO_EPOCH {
             return Err(EPERM);
@@ -168,7 +168,8 @@ impl Cq {
         }
     }
 
-    /// The device is about to be reset: stops the queue for good, and tells the process.
+    /// Handles an imminent reset of the device: stops the queue permanently, and notifies the
+    /// process.
     pub(crate) fn lose(&self) {
         let mut shared = self.shared.lock();
         if shared.enabled {
@@ -189,7 +190,7 @@ impl Cq {
         if state.is_some() {
             return Err(EBUSY);
         }
-        // It stays so if the memory was unmapped since.
+        // This stays set if the memory was unmapped in the meantime.
         self.shared.lock().ring_gone = false;
         let rings = self.rings(a, &sizes)?;
         let tables = Tables::new(&self.device, &self.opener, sizes.stags)?;
@@ -227,7 +228,7 @@ impl Cq {
         ])
     }
 
-    /// Tells the device all that it has to know of the queue, which stays off.
+    /// Writes all registers of the queue, which stays disabled.
     fn configure(&self, a: &InitCq, sizes: &QueueSizes, rings: &[Ring; 3], tables: &Tables) {
         let rights = self.device.users.lock().rights(self.uid);
         let mode = rights.subnet.with_session(a.session_mode == 1);
@@ -252,7 +253,7 @@ impl Cq {
         let settings = [
             (CqsReg::Mode, mode.0),
             (CqsReg::Gpid, rights.group.gpid()),
-            // Acknowledgements are for those who sleep; processes poll.
+            // Acknowledgement interrupts are for sleeping waiters; processes poll.
             (CqsReg::MrqInterruptMask, u64::MAX),
             (CqsReg::Imr, u64::MAX),
             (CqsReg::Irc, u64::MAX),
@@ -262,10 +263,10 @@ impl Cq {
         self.device.write_all(self.id, &tables.registers());
     }
 
-    /// Turns the queue on, of which the device was told in that epoch.
+    /// Enables the queue, which was set up in the device in that epoch.
     fn start(&self, tables: Tables, epoch: u64) -> Result {
         let mut shared = self.shared.lock();
-        // The beginning of a reset takes the lock after it has ended the epoch.
+        // A reset first ends the epoch, and then takes this lock.
         if !self.device.is_in(epoch) {
             return Err(EIO);
         }
@@ -282,7 +283,8 @@ impl Cq {
         Ok(())
     }
 
-    /// Stops the queue, for good. What it uses may go if this says that the device has let go.
+    /// Stops the queue permanently. Returns true if the device no longer uses its memory, which may
+    /// then be freed.
     pub(super) fn stop(&self, shared: &mut Shared) -> bool {
         shared.enabled = false;
         self.device.write(self.id, CqsReg::SteeringTableEnable, 0);
@@ -306,11 +308,11 @@ impl Cq {
                 return stopped;
             }
         }
-        // A reset ends all that the device does. Its preparation may want the lock.
+        // A reset ends all activity of the device. Its preparation may need the lock.
         self.device.wait_for_reset().is_ok()
     }
 
-    /// The file is closed for good.
+    /// Handles the last close of the file.
     pub(crate) fn release(self: &Arc<Self>) {
         let open = self.state.lock().take();
         if let Some(mut open) = open {
@@ -321,14 +323,15 @@ impl Cq {
                 let tables = self.shared.lock().tables.take();
                 drop(tables);
             } else {
-                // Better lost than written to by a device that does not obey. The notifiers go
-                // with it: their process may live on.
+                // Leaks the memory, because a device that does not respond may still write to it.
+                // The notifiers are removed: their process may live on.
                 core::mem::forget(open);
                 core::mem::forget(self.shared.lock().tables.take());
                 core::mem::forget(self.clone());
             }
         }
-        // SAFETY: the work is part of this object. Nothing starts it again: the notifiers are gone.
+        // SAFETY: the work is part of this object. Nothing schedules it again, because the
+        // notifiers are gone.
         unsafe { bindings::flush_work(Work::raw_get(&self.work)) };
     }
 
@@ -336,15 +339,15 @@ impl Cq {
     ///
     /// # Errors
     ///
-    /// `EPERM` before INIT_CQ, `EINVAL` for more than there is.
+    /// `EPERM` before INIT_CQ, `EINVAL` beyond the end of the table.
     ///
     /// # Safety
     ///
     /// `vma` must be an area of `len` bytes that the kernel is setting up.
     pub(crate) unsafe fn map_table(&self, vma: *mut bindings::vm_area_struct, len: u64) -> Result {
         self.opener.check()?;
-        // Not while the lock is held: page tables are allocated, which may wait for a thread that
-        // unmaps memory, which may wait for the lock.
+        // The lock is not held here. Mapping allocates page tables, which may wait for a thread
+        // that unmaps memory, and that thread may wait for the lock.
         let table = {
             let shared = self.shared.lock();
             shared.tables.as_ref().ok_or(EPERM)?.user().clone()
@@ -394,7 +397,7 @@ impl Cq {
     }
 }
 
-/// Room for so many STags.
+/// Empty places for this number of STags.
 fn no_stags(count: u32) -> Result<KVVec<Option<KBox<Stag>>>> {
     let mut stags = KVVec::with_capacity(count as usize, GFP_KERNEL_ACCOUNT)?;
     for _ in 0..count {

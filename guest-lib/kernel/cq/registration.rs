@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The STags of a queue: registering memory, taking it back, and what is done when the process
-//! unmaps it.
+//! The STags of a queue: registration and deregistration of memory, and its unmapping by the
+//! process.
 
 use kernel::prelude::*;
 use kernel::sync::Arc;
@@ -43,7 +43,8 @@ impl Cq {
         told
     }
 
-    /// An STag that stands for the same memory already, if its pages are the process's still.
+    /// Returns an STag that is already registered for the same memory, if the process still has its
+    /// pages.
     fn known_stag(&self, open: &Open, span: &Span) -> Option<u32> {
         let shared = self.shared.lock();
         let tables = shared.tables.as_ref().filter(|_| shared.enabled)?;
@@ -69,7 +70,7 @@ impl Cq {
             if let Some(tables) = self.shared.lock().tables.as_mut() {
                 tables.set_state(stag, StagState::Free);
             }
-            // What is not mapped is a bad argument here.
+            // Memory that is not mapped is an invalid argument here.
             return Err(if error == EFAULT { EINVAL } else { error });
         }
         Ok(stag)
@@ -91,17 +92,17 @@ impl Cq {
         Ok(stag)
     }
 
-    /// Pins the memory of a reserved STag, and has the device use it.
+    /// Pins the memory of a reserved STag, and enables it in the device.
     fn make_stag(self: &Arc<Self>, open: &mut Open, number: u32, span: &Span) -> Result {
         let stag = Stag::new(self.clone(), &self.device, &self.opener, number, span)?;
-        // Before the lock is taken, as it allocates.
+        // Before the lock is taken, because this allocates.
         let stag = KBox::new(stag, GFP_KERNEL_ACCOUNT)?;
         let held = open.stags.get_mut(number as usize).ok_or(EINVAL)?;
 
         let mut shared = self.shared.lock();
         let tables = shared.tables.as_mut().ok_or(EPERM)?;
         if tables.state(number) != StagState::Pending {
-            // The STag's notifier goes next, and waits for the holder of the lock.
+            // The STag's notifier is dropped next, and waits for the holder of the lock.
             drop(shared);
             return Err(EFAULT);
         }
@@ -155,7 +156,7 @@ impl Cq {
         shared.tables.as_ref().map(|tables| tables.state(stag))
     }
 
-    /// Takes STags back with one flush for all.
+    /// Frees STags, with one flush for all.
     fn free(&self, open: &mut Open, stags: &[u32]) -> Result {
         if stags.is_empty() {
             return Ok(());
@@ -168,13 +169,13 @@ impl Cq {
             }
             if enabled {
                 if let Err(error) = self.device.flush_cq(self.id) {
-                    // They stay pinned and taken: the device might still use them.
+                    // They stay pinned and allocated, because the device might still use them.
                     self.stop(&mut shared);
                     return Err(error);
                 }
             }
             if let Some(tables) = shared.tables.as_mut() {
-                // They are not given out by others while `state` is locked.
+                // No other caller allocates them while `state` is locked.
                 stags
                     .iter()
                     .for_each(|stag| tables.set_state(*stag, StagState::Free));
@@ -188,7 +189,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Gives back what STags held whose memory was unmapped.
+    /// Frees the resources of STags whose memory was unmapped.
     pub(super) fn reclaim_unmapped(&self) {
         if let Some(open) = self.state.lock().as_deref_mut() {
             self.reclaim(open);

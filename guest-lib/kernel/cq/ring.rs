@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rings of a queue, which lie in the process's memory.
+//! Rings of a queue, in the process's memory.
 
 use kernel::prelude::*;
 use kernel::sync::Arc;
@@ -13,11 +13,11 @@ use crate::pin::{Pinned, PAGE};
 use crate::uapi::pages_around;
 use crate::unmap::{MemoryUser, UnmapNotifier, UsedMemory};
 
-/// A ring. The notifier goes before the memory.
+/// A ring. The notifier is dropped before the memory.
 pub(super) struct Ring {
     _notifier: Pin<KBox<UnmapNotifier>>,
     pinned: Pinned,
-    /// Byte in the first page at which it begins.
+    /// Offset of its first byte in the first page.
     at: u64,
     bytes: u64,
 }
@@ -43,7 +43,7 @@ impl Ring {
         let (start, end) = pages_around(addr, bytes, PAGE).ok_or(EINVAL)?;
         let notifier = UnmapNotifier::new(user, UsedMemory::Ring, opener.mm(), (start, end))?;
         let huge = PageSize::Size2M.bytes();
-        // In step with huge pages, should the memory have some: then the IOMMU has them too.
+        // Aligned with huge pages, if the memory has any, so that the IOMMU can use them too.
         let align = if end - start >= huge { huge } else { PAGE };
         let pinned = Pinned::new(device, opener, (start, end), true, align)?;
         if !pinned.is_contiguous() {
@@ -61,7 +61,7 @@ impl Ring {
         })
     }
 
-    /// Where the device sees it.
+    /// Its device address.
     pub(super) fn addr(&self) -> u64 {
         self.pinned.addr(0) + self.at
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Registered memory: which pages an STag stands for, and how the device's tables describe them.
+//! Registered memory: the pages of an STag, and their entries in the device's tables.
 
 use kernel::prelude::*;
 use kernel::sync::Arc;
@@ -17,13 +17,13 @@ use crate::unmap::{MemoryUser, UnmapNotifier, UsedMemory};
 
 use super::tables::StagEntry;
 
-/// Pages that the driver's and the kernel's objects of an STag take at most.
+/// The most pages for the objects of the driver and the kernel for an STag.
 const OBJECTS: usize = 1;
 
-/// The pages by which the device reaches a span.
+/// The page table of a span for the device.
 struct Pages {
     size: PageSize,
-    /// Address of the process that the first entry stands for.
+    /// The process's address of the first entry.
     first: u64,
     table: Table,
     entries: u64,
@@ -57,7 +57,7 @@ impl Pages {
                 }
             }
             None => {
-                // Entries in front of the first page stay disabled.
+                // Entries before the first page stay disabled.
                 let skipped = ((start - first) / DEVICE_PAGE) as usize;
                 for (i, addr) in pinned.device_pages().enumerate() {
                     table.store(skipped + i, entry(addr));
@@ -74,7 +74,7 @@ impl Pages {
     }
 }
 
-/// Registered memory. The order of fields is that of taking it down.
+/// Registered memory. Fields are dropped in this order.
 pub(super) struct Stag {
     number: u32,
     span: Span,
@@ -97,7 +97,7 @@ impl Stag {
         span: &Span,
     ) -> Result<Self> {
         let range = span.range();
-        // First of all: what is unmapped while it is being pinned is noticed.
+        // The notifier comes first, so that unmapping during the pinning is noticed.
         let notifier = UnmapNotifier::new(user, UsedMemory::Stag(number), opener.mm(), range)?;
         // In step with huge pages, should the memory have some: then the IOMMU has them too.
         let align = span.range_page().bytes();
@@ -112,8 +112,7 @@ impl Stag {
         })
     }
 
-    /// Returns true if this STag can be given out for `span` too, whose pages are the process's
-    /// still.
+    /// Returns true if this STag can also be used for `span`, and the process still has its pages.
     pub(super) fn serves(&self, span: &Span) -> bool {
         self.span.serves(span) && self.notifier.is_untouched()
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The tables of a queue: the STags as the device reads them, as the process may read them, and the
-//! state of each.
+//! The tables of a queue: the STags for the device, the STags for the process, and the state of
+//! each.
 
 use kernel::bindings;
 use kernel::prelude::*;
@@ -20,13 +20,13 @@ use crate::uapi::SPECIAL_STAGS;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StagState {
     Free,
-    /// ALLOC_STAG works on it.
+    /// ALLOC_STAG is in progress.
     Pending,
-    /// Its memory was unmapped before ALLOC_STAG was through.
+    /// Its memory was unmapped before ALLOC_STAG was complete.
     Aborted,
     /// The device uses it.
     Live,
-    /// Its memory was unmapped; what it held is to be given back.
+    /// Its memory was unmapped; its resources are still to be freed.
     Dead,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct StagEntry {
     pub(super) steering: Steering,
     /// Bytes of the STag's address space.
     pub(super) bytes: u64,
-    /// The table that the process reads: see [`UserTable`].
+    /// The entry for the process: see [`UserTable`].
     pub(super) user: u64,
 }
 
@@ -52,14 +52,14 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Tables of `stags` STags, none of which is registered, for a process.
+    /// Tables of `stags` unregistered STags for a process.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     pub(super) fn new(device: &Arc<Device>, opener: &Arc<Opener>, stags: u32) -> Result<Self> {
         let n = stags as usize;
-        // The three tables, and what the driver notes of each STag: its state, and where it is.
+        // The three tables, and the driver's records of each STag: its state and its place.
         let pages = 3 * table_pages(16 * n) + (9 * n).div_ceil(kernel::page::PAGE_SIZE);
         let charge = Charge::new(device, opener, pages)?;
         Ok(Self {
@@ -99,13 +99,13 @@ impl Tables {
         }
     }
 
-    /// The first STag to give out that is free.
+    /// The first free STag that may be allocated.
     pub(super) fn first_free(&self, read_only: bool) -> Option<u32> {
         given_out(self.states.len() as u32, read_only)
             .find(|stag| self.state(*stag) == StagState::Free)
     }
 
-    /// Has the device use an STag.
+    /// Enables an STag in the device's tables.
     pub(super) fn enable(&mut self, stag: u32, entry: &StagEntry) {
         let i = stag as usize;
         self.blocks.store_entry(i, [entry.block.0, entry.pages]);
@@ -115,7 +115,7 @@ impl Tables {
         self.set_state(stag, StagState::Live);
     }
 
-    /// Clears an STag's entries; the cache is to be flushed afterwards.
+    /// Clears an STag's entries. The cache must be flushed afterwards.
     pub(super) fn disable(&mut self, stag: u32) {
         self.steering.store(stag as usize * 2, 0);
         self.blocks.store(stag as usize * 2, 0);
@@ -123,7 +123,8 @@ impl Tables {
     }
 }
 
-/// STags below `end` to give out: even ones for memory that others may write, odd ones otherwise.
+/// The STags below `end` that may be allocated: even ones for memory that others may write, odd
+/// ones otherwise.
 pub(super) fn given_out(end: u32, read_only: bool) -> impl Iterator<Item = u32> {
     (SPECIAL_STAGS + u32::from(read_only)..end).step_by(2)
 }
@@ -136,7 +137,7 @@ pub(super) struct UserTable {
 
 // SAFETY: the table belongs to this object, and is written under the lock of `Tables`.
 unsafe impl Send for UserTable {}
-// SAFETY: `set` is called under the lock of `Tables` alone; others that have a reference only map
+// SAFETY: `set` is called only under the lock of `Tables`; other holders of a reference only map
 // the table into a process.
 unsafe impl Sync for UserTable {}
 
@@ -156,7 +157,7 @@ impl UserTable {
     fn set(&self, stag: u32, entry: u64) {
         for i in [stag as usize * 2, stag as usize * 2 + 1] {
             if i < self.qwords {
-                // SAFETY: in the table; processes that have it mapped may read it meanwhile.
+                // SAFETY: in the table; processes that have mapped it may read it at the same time.
                 unsafe { self.table.add(i).write_volatile(entry) };
             }
         }
@@ -166,7 +167,7 @@ impl UserTable {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for more than there is.
+    /// `EINVAL` beyond the end of the table.
     ///
     /// # Safety
     ///
@@ -175,15 +176,15 @@ impl UserTable {
         if len > self.qwords as u64 * 8 {
             return Err(EINVAL);
         }
-        // SAFETY: `vma` has `len` bytes and is being set up. The table has as many, of memory that
-        // users may have mapped; pages that are mapped stay until they are unmapped.
+        // SAFETY: `vma` has `len` bytes and is being set up. The table is at least as long, and in
+        // memory that users may map; mapped pages stay until they are unmapped.
         kernel::error::to_result(unsafe { shim::tofu_shim_map_table(vma, self.table.cast()) })
     }
 }
 
 impl Drop for UserTable {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`. Pages that are mapped stay until they are unmapped.
+        // SAFETY: allocated in `new`. Mapped pages stay until they are unmapped.
         unsafe { shim::tofu_shim_table_free(self.table.cast()) };
     }
 }

@@ -16,9 +16,9 @@ pub(super) struct QueueCounters {
     pub(super) completed: u64,
     /// Polls.
     pub(super) polls: u64,
-    /// Times that the stack had to wait.
+    /// Times that the queue was stopped.
     pub(super) held: u64,
-    /// Frames that were fetched and copied, as the stack had as many pages of ours as it may.
+    /// Frames that were fetched and copied, because the stack held the maximum number of our pages.
     pub(super) copied: u64,
     /// Interrupts.
     pub(super) interrupts: u64,
@@ -46,7 +46,7 @@ impl QueueCounters {
     }
 }
 
-/// Registers of the TNI that are shown as well.
+/// Registers of the TNI that are also shown.
 const REGISTERS: [(&CStr, TniReg); 7] = [
     (c"tni_send_tlp", TniReg::NumSendTlp),
     (c"tni_send_system_tlp", TniReg::NumSendSystemTlp),

@@ -29,15 +29,15 @@ use crate::skb::Skb;
 use crate::text::Text;
 use crate::tx_queue::TxQueue;
 
-/// Queues of an interface at most.
+/// The most queues of an interface.
 const MAX_QUEUES: usize = 3;
-/// Interfaces at most. Each has its own TNI, from 0 on.
+/// The most interfaces. Each has its own TNI, from 0 on.
 const MAX_INTERFACES: u32 = 2;
 /// Added to the number of the machine in the addresses of the second interface.
 const SECOND_MACHINE: u8 = 4;
 
-/// The TNI of a queue of the interface whose first queue has TNI `first`: those of both interfaces
-/// by turns, so that they never meet.
+/// The TNI of a queue of the interface whose first queue has TNI `first`. The interfaces take
+/// alternate TNIs, so that they never share one.
 const fn tni_of(first: TniId, number: u8) -> Option<TniId> {
     TniId::new(first.get() + number * MAX_INTERFACES as u8)
 }
@@ -77,7 +77,7 @@ impl Link {
     }
 }
 
-/// An interface that the kernel knows. Dropping it takes it away.
+/// A registered interface. Dropping it unregisters it.
 pub(crate) struct Interface {
     dev: *mut NetDevice,
     _links: KVec<Arc<Link>>,
@@ -85,18 +85,18 @@ pub(crate) struct Interface {
 
 // SAFETY: an interface may be removed by any thread.
 unsafe impl Send for Interface {}
-// SAFETY: what a shared reference allows, detach and attach, takes the RTNL.
+// SAFETY: the operations of a shared reference, detach and attach, take the RTNL.
 unsafe impl Sync for Interface {}
 
 impl Drop for Interface {
     fn drop(&mut self) {
-        // SAFETY: it was added and is taken away once. It is down afterwards.
+        // SAFETY: it was added, and is removed once. It is down afterwards.
         unsafe { shim::tofu_shim_net_remove(self.dev) };
     }
 }
 
 impl Interface {
-    /// Closes the queues, as the device is about to be reset. Addresses and routes stay.
+    /// Closes the queues, because the device is about to be reset. Addresses and routes stay.
     pub(crate) fn detach(&self) {
         // SAFETY: the interface is there.
         unsafe { shim::tofu_shim_net_detach(self.dev) };
@@ -125,7 +125,7 @@ unsafe fn parameter(text: *const c_char) -> Option<&'static str> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: it is a string that lasts, by this function's contract.
+    // SAFETY: it is a string that stays valid, by this function's contract.
     unsafe { CStr::from_char_ptr(text) }.to_str().ok()
 }
 
@@ -142,7 +142,8 @@ struct Parameters {
 impl Parameters {
     fn read() -> Self {
         let (shape, torus) = (shim::tofu_shim_param_shape(), shim::tofu_shim_param_torus());
-        // SAFETY: parameters are set before any device is probed, and are read-only: they last.
+        // SAFETY: parameters are set before any device is probed, and are read-only, so they stay
+        // valid.
         let (shape, torus) = unsafe { (parameter(shape), parameter(torus)) };
         Self {
             shape,
@@ -154,7 +155,7 @@ impl Parameters {
         }
     }
 
-    /// The number of interfaces that are asked for.
+    /// The number of requested interfaces.
     fn interfaces(&self, device: &Device) -> usize {
         if self.interfaces > MAX_INTERFACES {
             dev_warn!(
@@ -168,7 +169,7 @@ impl Parameters {
 
     /// The number of queues each interface has.
     fn queues(&self, device: &Device) -> u8 {
-        // Each has its own TNI, and either interface half of them.
+        // Each queue has its own TNI, and each interface half of the TNIs.
         let tnis = u32::from(device.description().tnis);
         let most = (tnis / MAX_INTERFACES).min(MAX_QUEUES as u32);
         if !(1..=most).contains(&self.queues) {
@@ -178,7 +179,7 @@ impl Parameters {
     }
 }
 
-/// The data that the interfaces of a node are made from.
+/// The settings of a node's interfaces.
 struct Settings {
     shape: Shape,
     /// Number of the machine in the addresses of the first interface.
@@ -250,8 +251,8 @@ fn new_health(device: &Device, shape: Shape) -> Result<Arc<Health>> {
     Ok(Arc::new(health, GFP_KERNEL)?)
 }
 
-/// Makes the interfaces that the module's parameters ask for. One that cannot be made is logged:
-/// the device works without it.
+/// Makes the interfaces that the module's parameters request. A failure is logged, because the
+/// device works without an interface.
 pub(crate) fn interfaces(device: &Arc<Device>) -> Interfaces {
     let mut made = [None, None];
     let Some(settings) = Settings::read(device) else {
@@ -330,11 +331,11 @@ fn interface(
     Ok(Interface { dev, _links: links })
 }
 
-/// The link that netdev.c was given.
+/// The link that netdev.c holds.
 ///
 /// # Safety
 ///
-/// `link` must be one that [`interface`] has given to netdev.c, of an interface that is there.
+/// `link` must be one that [`interface`] has passed to netdev.c, of an interface that exists.
 unsafe fn link_of<'a>(link: *mut c_void) -> &'a Link {
     // SAFETY: it came from an `Arc` of a `Link`, which the interface keeps.
     unsafe { &*link.cast::<Link>() }
@@ -348,13 +349,13 @@ unsafe fn link_of<'a>(link: *mut c_void) -> &'a Link {
 /// before the interface is freed.
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_net_open(link: *mut c_void, queue: NonNull<NetQueue>) -> c_int {
-    // SAFETY: it came from an `Arc`, which the interface keeps. This is one more reference.
+    // SAFETY: it came from an `Arc`, which the interface keeps. This takes another reference.
     let link = unsafe {
         let borrowed = ManuallyDrop::new(Arc::from_raw(link.cast::<Link>()));
         Arc::clone(&borrowed)
     };
-    // SAFETY: the caller stops the link before the queue's interface is freed, and that is when
-    // `open` ends to use it.
+    // SAFETY: the caller stops the link before the queue's interface is freed, which ends the use
+    // by `open`.
     let opened = unsafe { link.open(TxQueue::from_raw(queue)) };
     opened.map_or_else(Error::to_errno, |()| 0)
 }
@@ -366,11 +367,11 @@ unsafe extern "C" fn tofu_rs_net_open(link: *mut c_void, queue: NonNull<NetQueue
 /// `link` must be as for [`link_of`].
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_net_stop(link: *mut c_void) {
-    // SAFETY: `link` is as it must be, by this function's contract.
+    // SAFETY: `link` is valid, by this function's contract.
     unsafe { link_of(link) }.stop();
 }
 
-/// Sends a frame. False if it has to wait and is still the caller's.
+/// Sends a frame. Returns false if it must wait; the caller then still owns it.
 ///
 /// # Safety
 ///
@@ -383,8 +384,8 @@ unsafe extern "C" fn tofu_rs_net_xmit(
     skb: NonNull<SkBuff>,
     more: bool,
 ) -> bool {
-    // SAFETY: `link` and `queue` are of an interface that is there during this call. The stack
-    // gives the frame, which is on no list, away unless this returns false.
+    // SAFETY: `link` and `queue` are of an interface that exists during this call. The stack passes
+    // ownership of the frame, which is on no list, unless this returns false.
     let (link, queue, skb) =
         unsafe { (link_of(link), TxQueue::from_raw(queue), Skb::from_raw(skb)) };
     match link.xmit(queue, skb, more) {
@@ -407,20 +408,20 @@ unsafe extern "C" fn tofu_rs_net_select(
     skb: NonNull<SkBuff>,
     chosen: u16,
 ) -> u16 {
-    // SAFETY: `link` is as it must be. The frame is only looked at while the stack keeps it: it is
-    // not freed, as its `Skb` is not dropped.
+    // SAFETY: `link` is valid. The frame is only read while the stack keeps it. It is not freed,
+    // because its `Skb` is not dropped.
     let (link, skb) = unsafe { (link_of(link), ManuallyDrop::new(Skb::from_raw(skb))) };
     link.select(&skb, chosen)
 }
 
-/// Says how many queues are in use from the next open on.
+/// Sets the number of queues in use from the next open on.
 ///
 /// # Safety
 ///
 /// `link` must be as for [`link_of`].
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_net_queues(link: *mut c_void, queues: u32) {
-    // SAFETY: `link` is as it must be, by this function's contract.
+    // SAFETY: `link` is valid, by this function's contract.
     unsafe { link_of(link) }.set_queues(queues as u8);
 }
 
@@ -435,19 +436,19 @@ unsafe extern "C" fn tofu_rs_net_poll(
     queue: NonNull<NetQueue>,
     budget: c_int,
 ) -> c_int {
-    // SAFETY: `link` and `queue` are of an interface that is there during this call.
+    // SAFETY: `link` and `queue` are of an interface that exists during this call.
     let (link, queue) = unsafe { (link_of(link), TxQueue::from_raw(queue)) };
     link.poll(queue, budget)
 }
 
-/// Looks after what takes no packet to change.
+/// Does the periodic work of a queue.
 ///
 /// # Safety
 ///
 /// `link` must be as for [`link_of`], and `queue` its queue.
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_net_service(link: *mut c_void, queue: NonNull<NetQueue>) {
-    // SAFETY: `link` and `queue` are of an interface that is there during this call.
+    // SAFETY: `link` and `queue` are of an interface that exists during this call.
     let (link, queue) = unsafe { (link_of(link), TxQueue::from_raw(queue)) };
     link.service(queue);
 }
@@ -463,19 +464,19 @@ unsafe extern "C" fn tofu_rs_net_polled(
     queue: NonNull<NetQueue>,
     idle: bool,
 ) -> bool {
-    // SAFETY: `link` and `queue` are of an interface that is there during this call.
+    // SAFETY: `link` and `queue` are of an interface that exists during this call.
     let (link, queue) = unsafe { (link_of(link), TxQueue::from_raw(queue)) };
     link.polled(queue, idle)
 }
 
-/// Adds what was done.
+/// Adds the counters of a link.
 ///
 /// # Safety
 ///
 /// `link` must be as for [`link_of`], and `values` an array of `n`.
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_net_counters(link: *mut c_void, values: *mut u64, n: c_int) {
-    // SAFETY: `link` is as it must be, and there are `n` values that nothing else uses meanwhile.
+    // SAFETY: `link` is valid, and there are `n` values that nothing else uses during this call.
     let (link, values) = unsafe {
         (
             link_of(link),
@@ -498,7 +499,7 @@ extern "C" fn tofu_rs_net_counter_name(n: c_int) -> *const c_char {
     name.unwrap_or(c"").as_char_ptr()
 }
 
-/// A line about the interface; its length.
+/// Writes a line about the interface, and returns its length.
 ///
 /// # Safety
 ///
@@ -510,7 +511,7 @@ unsafe extern "C" fn tofu_rs_net_show(
     buf: *mut c_char,
     size: usize,
 ) -> isize {
-    // SAFETY: `link` is as it must be, and the buffer has that size and nothing else uses it.
+    // SAFETY: `link` is valid, and the buffer has that size and nothing else uses it.
     let (link, buf) = unsafe {
         (
             link_of(link),
@@ -524,11 +525,11 @@ unsafe extern "C" fn tofu_rs_net_show(
     }
 }
 
-/// Reads or sets how long interrupts are held back.
+/// Reads or sets the interrupt coalescing.
 ///
 /// # Safety
 ///
-/// `link` must be as for [`link_of`], and both values be there, for the caller alone.
+/// `link` must be as for [`link_of`], and both values must be valid and not shared.
 #[no_mangle]
 unsafe extern "C" fn tofu_rs_net_coalesce(
     link: *mut c_void,
@@ -536,7 +537,7 @@ unsafe extern "C" fn tofu_rs_net_coalesce(
     frames: *mut u32,
     set: bool,
 ) {
-    // SAFETY: `link` is as it must be, and nothing else uses the values during this call.
+    // SAFETY: `link` is valid, and nothing else uses the values during this call.
     let (link, usecs, frames) = unsafe { (link_of(link), &mut *usecs, &mut *frames) };
     if !set {
         *usecs = link.coalesce_us.load(Relaxed);
@@ -546,7 +547,7 @@ unsafe extern "C" fn tofu_rs_net_coalesce(
     link.coalesce_us.store(*usecs, Relaxed);
     link.coalesce_packets.store(*frames, Relaxed);
     let _quiet = Quiet::new();
-    // By a name, so that it is given up before software interrupts are on again.
+    // The guard has a name, so that it is dropped before bottom halves are enabled again.
     let rx = link.rx.lock();
     if let Some(receiver) = rx.receiver.as_ref() {
         receiver.coalesce(u64::from(*usecs) * 1000, (*frames).into());

@@ -29,7 +29,7 @@ struct Irqs {
     _sent: Pin<KBox<kirq::Registration<'static, Handler>>>,
 }
 
-/// All that an interrupt does is to have the interface polled.
+/// The interrupt handler only schedules a poll of the interface.
 struct Handler {
     queue: TxQueue<'static>,
     link: Arc<Link>,
@@ -43,14 +43,14 @@ impl kirq::Handler for Handler {
     }
 }
 
-/// Where a link is in its interface.
+/// The position of a link in its interface.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     /// The TNI of its queue.
     pub(super) tni: TniId,
     /// The number of its queue, from 0 on.
     pub(super) number: u8,
-    /// The number of queues the interface has.
+    /// The number of queues of the interface.
     pub(super) queues: u8,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Link {
     interrupts: Atomic<u64>,
     peers: Arc<Peers>,
     health: Arc<Health>,
-    /// True if it is the one by which nodes tell each other of dead links.
+    /// True if reports of dead links use this link.
     reports: bool,
     pub(super) coalesce_us: Atomic<u32>,
     pub(super) coalesce_packets: Atomic<u32>,
@@ -131,8 +131,8 @@ impl Link {
                 queue,
                 link: self.clone(),
             };
-            // SAFETY: it is never forgotten: it goes when the interface is stopped, at the latest
-            // when it is removed.
+            // SAFETY: it is never leaked: it is dropped when the interface is stopped, at the
+            // latest when it is removed.
             let registration = unsafe {
                 kirq::Registration::new(request, kirq::Flags::SHARED, c"tofu-net", Ok(handler))
             };
@@ -153,7 +153,7 @@ impl Link {
     }
 
     pub(super) fn stop(&self) {
-        // Outside of the other locks, as all of it may sleep.
+        // Without the other locks, because all of this may sleep.
         let irqs = self.irqs.lock().take();
         drop(irqs);
         let (sender, receiver);
@@ -190,7 +190,7 @@ impl Link {
     /// Receives up to `budget` packets. Returns how many.
     pub(super) fn poll(&self, queue: TxQueue<'_>, budget: c_int) -> c_int {
         let now = now_ns();
-        // What comes while this looks need not interrupt it.
+        // Packets that arrive during the poll need not interrupt it.
         if let Some(receiver) = self.rx.lock().receiver.as_ref() {
             receiver.disarm();
         }
@@ -205,7 +205,7 @@ impl Link {
                     break;
                 }
                 Step::Done => {}
-                // Without locks: the stack may answer at once.
+                // Without locks, because the stack may answer within this call.
                 Step::Frame(frame, metadata) => {
                     if !frame.receive(queue, &metadata) {
                         self.rx.lock().state.inbound.count().malformed += 1;
@@ -218,7 +218,7 @@ impl Link {
         let mut tx = self.tx.lock();
         rx.state.fetches.answer(true, &mut tx.queue(now));
         drop(rx);
-        // What other nodes wait for does not wait for the stack.
+        // Work for which other nodes wait comes before the stack's.
         if tx.gets.are_untold() {
             tx.flush();
         }
@@ -227,8 +227,8 @@ impl Link {
     }
 
     /// Ends a poll: rings the doorbell for what was posted, by this side and by the stack. Work
-    /// that no other node waits for comes after that. If that was the last one for now, the next
-    /// packet is to raise an interrupt. Returns whether there is something to be done now.
+    /// that no other node waits for comes after that. With `idle`, makes the next packet raise an
+    /// interrupt. Returns true if there is already more to do.
     pub(super) fn polled(&self, queue: TxQueue<'_>, idle: bool) -> bool {
         let now = now_ns();
         let mut tx = self.tx.lock();
@@ -248,16 +248,16 @@ impl Link {
         idle && self.rearm(queue, now)
     }
 
-    /// Has so many of the interface's queues be known to other nodes.
+    /// Announces this number of the interface's queues to other nodes.
     pub(super) fn set_queues(&self, queues: u8) {
         let _quiet = Quiet::new();
         let mut tx = self.tx.lock();
         tx.outbound.set_more_queues(queues.saturating_sub(1));
     }
 
-    /// Is called every second while the interface is up.
+    /// Called every second while the interface is up.
     pub(super) fn service(&self, queue: TxQueue<'_>) {
-        // One link answers for the node.
+        // One link does this for the whole node.
         let suspect = self.reports && self.device.has_met_dead_link();
         let mut tx = self.tx.lock();
         if suspect {
@@ -270,11 +270,12 @@ impl Link {
         }
     }
 
-    /// Has the next packet raise an interrupt. Returns whether there is something to be done now.
+    /// Makes the next packet raise an interrupt. Returns true if there is already more to do.
     fn rearm(&self, queue: TxQueue<'_>, now: u64) -> bool {
         let rx = self.rx.lock();
         let ready = rx.receiver.as_ref().is_some_and(Receiver::rearm);
-        // What waits for a frame is looked at when that comes, or when it has waited long enough.
+        // A packet that waits for a frame is handled when the frame arrives, or when it has waited
+        // long enough.
         let ready = ready && !rx.state.fetches.is_holding();
         let fetching = rx.state.fetches.are_under_way();
         drop(rx);
@@ -292,7 +293,7 @@ impl Link {
         ready
     }
 
-    /// Adds what was done by this queue.
+    /// Adds the counters of this queue.
     pub(super) fn counters(&self, values: &mut [u64]) {
         let mut engine = self.rx.lock().state.inbound.counters();
         let tx = self.tx.lock();
@@ -308,12 +309,12 @@ impl Link {
     }
 }
 
-/// Software interrupts are off on this processor as long as this lives.
+/// Bottom halves are disabled on this processor as long as this lives.
 pub(super) struct Quiet(NotThreadSafe);
 
 impl Quiet {
     pub(super) fn new() -> Self {
-        // SAFETY: it may be nested; `drop` turns them on again, on the same processor.
+        // SAFETY: it may be nested; `drop` enables them again, on the same processor.
         unsafe { shim::tofu_shim_local_bh(true) };
         Self(NotThreadSafe)
     }
@@ -321,7 +322,7 @@ impl Quiet {
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // SAFETY: `new` turned them off, on this processor as a guard is not moved to another.
+        // SAFETY: `new` disabled them, on this processor, because a guard is not moved to another.
         unsafe { shim::tofu_shim_local_bh(false) };
     }
 }

@@ -32,12 +32,12 @@ pub(super) struct Rx {
     pub(super) state: RxState,
 }
 
-/// The state that the receiving side shares with the others.
+/// The state that the receiving side shares with other modules.
 pub(super) struct Sides<'a> {
     pub(super) tni: TniId,
     pub(super) tx: &'a SpinLock<Tx>,
     pub(super) peers: &'a Peers,
-    /// The link state that reports change, if this is the queue that takes them.
+    /// The link state for reports, if this is the queue that handles them.
     pub(super) health: Option<&'a Health>,
 }
 
@@ -45,18 +45,18 @@ pub(super) struct Sides<'a> {
 pub(super) enum Step {
     /// There is nothing.
     Idle,
-    /// The next packet is to wait for so many nanoseconds, unless something is fetched before.
+    /// The next packet must wait for this number of nanoseconds, unless a fetch ends before.
     Wait(u64),
     /// Something was done.
     Done,
-    /// A frame has arrived, with its checksum and segmentation to be done.
+    /// A frame has arrived, with its offload metadata.
     Frame(Skb, Metadata),
 }
 
 pub(super) struct RxState {
     pub(super) inbound: Inbound<KernelMemory, Skb>,
     pub(super) fetches: Fetches<KernelMemory, Option<Skb>>,
-    /// Frames that were fetched, to memory that no other node can write to.
+    /// Fetched frames, in memory that no other node can write.
     private: KVVec<Fetched>,
 }
 
@@ -79,7 +79,7 @@ impl Rx {
         })
     }
 
-    /// Takes the next frame that was fetched, or the next packet.
+    /// Takes the next fetched frame, or the next packet.
     pub(super) fn step(&mut self, sides: &Sides<'_>, queue: TxQueue<'_>, now: u64) -> Step {
         if let Some(step) = self.state.take_fetched(sides, queue, now) {
             return step;
@@ -101,7 +101,7 @@ impl Rx {
 }
 
 impl RxState {
-    /// Gives up frames that are not complete.
+    /// Drops incomplete frames.
     pub(super) fn clear(&mut self) {
         self.inbound.clear();
         self.fetches.clear();
@@ -162,7 +162,7 @@ impl RxState {
         }
     }
 
-    /// Takes a message about frames that are fetched.
+    /// Handles a message about frames to fetch.
     fn take_message(
         &mut self,
         sides: &Sides<'_>,
@@ -185,7 +185,7 @@ impl RxState {
         match message {
             Message::Request(request) => {
                 let head = request.head_in(body);
-                // Without memory for it the frame is lost when it was fetched.
+                // If there is no memory for it, the frame is lost after it was fetched.
                 let head = Skb::new(queue, head.len())
                     .and_then(|mut frame| frame.write(0, head).then_some(frame))
                     .filter(|_| request.is_split());
@@ -197,7 +197,7 @@ impl RxState {
         }
     }
 
-    /// Takes the next frame that was fetched, if one was.
+    /// Takes the next fetched frame, if there is one.
     fn take_fetched(&mut self, sides: &Sides<'_>, queue: TxQueue<'_>, now: u64) -> Option<Step> {
         if self.private.is_empty() {
             if !self.fetches.are_under_way() {
@@ -233,8 +233,8 @@ impl RxState {
         })
     }
 
-    /// Takes all frames that were fetched, and has the device forget where they are: from then on
-    /// no other node can write there.
+    /// Takes all fetched frames, and removes their memory from the device's tables, so that no
+    /// other node can write there any more.
     fn take_all(&mut self, tx: &mut Tx, now: u64) {
         let Self {
             inbound,
@@ -252,7 +252,7 @@ impl RxState {
                     head,
                     chunks,
                 };
-                // There is room, as there is one for each slot.
+                // There is room, because there is one place for each slot.
                 let _ = private.push_within_capacity(fetched);
             }
         }
@@ -271,7 +271,7 @@ impl RxState {
     }
 }
 
-/// A frame that was fetched, or the rest of one.
+/// A fetched frame, or the rest of one.
 struct Fetched {
     request: Request,
     /// The head of the frame, if that is not where the rest is.
@@ -279,7 +279,7 @@ struct Fetched {
     chunks: Chunks,
 }
 
-/// A frame out of its parts, or copies of them, if it is the one that was meant.
+/// Assembles a frame from its parts, or from copies of them, if its checksum is correct.
 fn assemble(
     request: &Request,
     head: Option<Skb>,
@@ -298,7 +298,7 @@ fn assemble(
         if !request.is_intact(sum, counters) {
             return None;
         }
-        // The stack wants the headers apart.
+        // The stack needs the headers in the linear part.
         let skip = HEAD.min(len);
         let first = chunks.parts().next();
         let head = Skb::new(queue, skip).filter(|_| first.is_some());

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The sending side of a queue: its state, and what becomes of commands that have ended.
+//! The sending side of a queue: its state, and the handling of completed commands.
 //!
-//! A module uses only those that are named before it here:
+//! A module uses only modules that precede it in this list:
 //!
 //! - `gets`: Gets of frames of other nodes
 //! - this one: [`Tx`]
-//! - `rendezvous`: long frames, which are fetched
-//! - `poll`, `xmit`: what a poll and the stack ask for
+//! - `rendezvous`: long frames, which other nodes fetch
+//! - `poll`, `xmit`: the work of a poll, and calls of the stack
 
 use core::ops::Range;
 
@@ -34,10 +34,10 @@ pub(super) use xmit::select;
 
 use gets::Gets;
 
-/// Beats, of a second, between two looks at the ports while all is well.
+/// Periods of a second between two tests of the ports while all ports work.
 const QUIET_BEATS: u32 = 5;
 
-/// Where a frame goes.
+/// The destination of a frame.
 fn destination(skb: &Skb, node: &LocalNode) -> Destination {
     node.destination(skb.len(), |mac| skb.read(0, mac))
 }
@@ -75,25 +75,24 @@ pub(super) struct Tx {
     pub(super) sender: Option<Sender>,
     pub(super) outbound: Outbound<KernelMemory>,
     pub(super) requests: Requests<KernelMemory>,
-    /// The node whose next frame waits for a slot, and with it all others.
+    /// The node whose next frame waits for a slot. All other frames wait behind it.
     blocked: Option<Coords>,
     pub(super) gets: Gets,
-    /// Since when frames wait to be taken back.
+    /// When the first of the frames that wait to be taken back began to wait.
     ended: Option<u64>,
-    /// The processor that polls.
+    /// The processor that is polling.
     corked: Option<u32>,
-    /// It has received one packet at most: its sender may wait for the answer.
+    /// The poll has received at most one packet, whose sender may wait for the answer.
     lone: bool,
-    /// Requests that were posted, and the device not told of; and the node that all of them are
-    /// for, if they are for one.
+    /// Requests that were posted without a doorbell, and their node, if all are for the same one.
     untold: usize,
     untold_to: Option<Coords>,
     pub(super) counters: QueueCounters,
 }
 
 impl Tx {
-    /// The sending side of a queue with this TNI, besides which there are so many more. It may be
-    /// the one that tells other nodes of dead links.
+    /// Creates the sending side of a queue with this TNI, in an interface with `more_queues` other
+    /// queues. With `reports`, it reports dead links to other nodes.
     pub(super) fn new(
         node: LocalNode,
         tni: TniId,
@@ -147,7 +146,7 @@ impl Tx {
         self.sender.as_ref().map_or(0, PacketQueue::room)
     }
 
-    /// Tells the device of what was posted.
+    /// Rings the doorbell for all posted commands.
     pub(super) fn flush(&mut self) {
         (self.untold, self.untold_to) = (0, None);
         self.gets.note_told();
@@ -156,8 +155,8 @@ impl Tx {
         }
     }
 
-    /// Returns true if nothing is on its way that has to be looked after. A packet that is lost
-    /// raises an interrupt.
+    /// Returns true if nothing in flight needs a timer. Lost packets need none, because they raise
+    /// an interrupt.
     pub(super) fn is_settled(&self) -> bool {
         self.outbound.is_settled()
             && self.blocked.is_none()
@@ -165,7 +164,7 @@ impl Tx {
             && !self.requests.are_under_way()
     }
 
-    /// Looks after commands that have ended.
+    /// Handles completed commands.
     pub(super) fn reap(&mut self, now: u64) {
         let Some(sender) = self.sender.as_mut() else {
             return;

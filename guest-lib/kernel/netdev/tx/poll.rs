@@ -14,13 +14,13 @@ use crate::engine::{now_ns, Peers};
 use crate::packets::ENOUGH;
 
 impl Tx {
-    /// Begins a poll by this processor: the doorbell rings once, at [`Self::uncork`], for all that
-    /// it posts, including answers of the stack to what the poll brings.
+    /// Begins a poll by this processor. The doorbell is rung once, at [`Self::uncork`], for
+    /// everything that the poll posts, including the stack's answers to received packets.
     pub(in crate::netdev) fn begin_poll(&mut self, now: u64) {
         if let Some(sender) = self.sender.as_ref() {
             sender.disarm();
         }
-        // What was fetched is to be received, and answers need room; the rest can wait.
+        // Reap now only for fetched frames, or if there is little room for answers.
         if self.gets.are_under_way() || self.room() < ENOUGH {
             self.reap(now);
         }
@@ -28,8 +28,8 @@ impl Tx {
         self.counters.polls += 1;
     }
 
-    /// The poll has received `count` packets, which the stack is about to get. The doorbell
-    /// rings at once for its first answer to a lone one.
+    /// Notes that the poll has received `count` packets, which the stack is about to get. For a
+    /// single one, the doorbell is rung immediately at the stack's first answer.
     pub(in crate::netdev) fn received(&mut self, count: c_int) {
         self.lone = count <= 1;
     }
@@ -46,8 +46,8 @@ impl Tx {
         self.corked == Some(CpuId::current().as_u32())
     }
 
-    /// Has broadcasts go round nodes that have not acknowledged them in time, and takes back frames
-    /// that were not fetched in time.
+    /// Routes broadcasts around nodes whose acknowledgements have timed out, and takes back frames
+    /// whose fetches have timed out.
     pub(in crate::netdev) fn expire(&mut self, now: u64) {
         self.requests.expire(now, self.outbound.count());
         if let Some(sender) = self.sender.as_mut() {
@@ -56,8 +56,8 @@ impl Tx {
         }
     }
 
-    /// Tests the ports if it is time, and reports dead ones. To be called every second. Returns
-    /// whether that continues.
+    /// Tests the ports if that is due, and reports dead ones. Must be called every second. Returns
+    /// true if a test or report is in progress.
     pub(in crate::netdev) fn look_at_ports(&mut self) -> bool {
         let Some(sender) = self.sender.as_mut() else {
             return false;
@@ -68,7 +68,7 @@ impl Tx {
         asked || due
     }
 
-    /// Returns true if the stack may go on, should it have been held.
+    /// Returns true if a stopped queue may be woken.
     pub(in crate::netdev) fn goes_on(&mut self, peers: &Peers, now: u64) -> bool {
         self.room() >= ENOUGH && !self.is_blocked(peers, now)
     }

@@ -19,24 +19,24 @@ use crate::packets::Sender;
 use crate::rendezvous::{Chunks, MappedSkb, RendezvousMemory, Shared};
 use crate::skb::{SentSkb, Skb};
 
-/// The number of frames that wait at most to be taken back together, and for how long at least, in
+/// Fetched frames are taken back together: when there are this many, or after this time in
 /// nanoseconds. As many others can be in flight.
 const MAX_ENDED: usize = SLOTS / 2;
 const ENDED_NS: u64 = 5_000_000;
 
 /// The part of a frame that is sent to a node, and the pages that the node may fetch.
 struct Lent {
-    /// Bytes at the front that it is sent.
+    /// Bytes at the front that are sent to it.
     head: usize,
-    /// The checksum of what it fetches, if it is to check that.
+    /// The checksum of the fetched part, if the node is to check it.
     sum: u32,
     shared: Shared,
-    /// The frame, if what it fetches is a copy.
+    /// The frame, if the node fetches a copy.
     copied: Option<SentSkb>,
 }
 
 impl Lent {
-    /// A frame where it is, or else a copy of it. Splits it if the node takes such frames.
+    /// Shares a frame in place, or else a copy of it. Splits it if the node accepts split frames.
     fn new(
         memory: &mut RendezvousMemory,
         mut skb: Skb,
@@ -74,7 +74,8 @@ impl Lent {
     }
 }
 
-/// Has a frame be fetched from where it is, if that is possible, but for so many bytes of its head.
+/// Maps a frame to be fetched in place, if possible. Returns the size of its head, which is not
+/// mapped.
 fn map(memory: &mut RendezvousMemory, skb: Skb) -> Result<(usize, MappedSkb), Skb> {
     let head = skb.head_len();
     if !(1..=HEAD_MAX.min(skb.len() - 1)).contains(&head) {
@@ -83,7 +84,8 @@ fn map(memory: &mut RendezvousMemory, skb: Skb) -> Result<(usize, MappedSkb), Sk
     Ok((head, memory.map(skb, head)?))
 }
 
-/// Copies the bytes of a frame from `at` on. With metadata it also sums these and the copy up.
+/// Copies the bytes of a frame from `at` on. With metadata, also computes the checksum of these and
+/// the copy.
 fn copy(skb: &Skb, at: usize, to: &mut Chunks, summed: Option<&Metadata>) -> Option<u32> {
     let mut sum = summed.map(|metadata| Request::summed(&metadata.emit()));
     let copied = to.parts().all(|(n, len, chunk)| {
@@ -127,7 +129,7 @@ impl Tx {
         RendezvousQueue { tx: self, now }
     }
 
-    /// Where to put a frame for a node to fetch.
+    /// Returns a slot for a frame that a node fetches.
     fn room_at(&mut self, peers: &Peers, to: Coords, now: u64) -> Room {
         let room = self.requests.room(to, peers, now, self.outbound.count());
         match self.outbound.says().rendezvous {
@@ -136,7 +138,7 @@ impl Tx {
         }
     }
 
-    /// Returns true if a frame has to wait until an earlier one to the same node was fetched.
+    /// Returns true if a frame must wait until an earlier one to the same node has been fetched.
     pub(super) fn must_wait(&mut self, peers: &Peers, skb: &Skb, now: u64) -> bool {
         let to = match skb.len() {
             MIN_FRAME.. => destination(skb, self.outbound.node()).node(),
@@ -146,7 +148,7 @@ impl Tx {
         self.blocked.is_some()
     }
 
-    /// Returns true if the stack still has to wait for a slot.
+    /// Returns true if the queue must still wait for a slot.
     pub(super) fn is_blocked(&mut self, peers: &Peers, now: u64) -> bool {
         let Some(to) = self.blocked else {
             return false;
@@ -158,7 +160,7 @@ impl Tx {
         blocked
     }
 
-    /// A slot by which a node may fetch a frame; `None` if it is to be sent.
+    /// Returns a slot through which a node may fetch a frame; `None` if the frame must be sent.
     fn slot_for(
         &mut self,
         peers: &Peers,
@@ -185,7 +187,7 @@ impl Tx {
     ///
     /// # Errors
     ///
-    /// The frame, if it is to be sent.
+    /// The frame, if it must be sent.
     pub(super) fn request(
         &mut self,
         peers: &Peers,
@@ -198,7 +200,7 @@ impl Tx {
         let Some((slot, split)) = self.slot_for(peers, to, len, metadata, now) else {
             return Err(skb);
         };
-        // Before the frame is mapped: then it is the device's, and all has to succeed.
+        // The head is read before the frame is mapped: after that, no step may fail.
         let mut bytes = [0; HEAD_MAX];
         let most = if split { HEAD_MAX.min(len) } else { 0 };
         if !skb.read(0, bytes.get_mut(..most).unwrap_or_default()) {
@@ -211,7 +213,7 @@ impl Tx {
         let lent = Lent::new(memory, skb, metadata, split)?;
         let offer = Offer {
             metadata,
-            // Neither a mapped frame's head nor that of a copy is longer.
+            // The head of a mapped frame, or of a copy, is not longer.
             head: bytes.get(..lent.head).unwrap_or_default(),
             len: len - lent.head,
             sum: lent.sum,
@@ -228,19 +230,20 @@ impl Tx {
         Ok(lent.copied)
     }
 
-    /// The memory for rendezvous, if there is some.
+    /// The memory for rendezvous, if there is any.
     pub(in crate::netdev) fn rendezvous(&mut self) -> Option<&mut RendezvousMemory> {
         self.sender.as_mut()?.rendezvous()
     }
 
-    /// Returns true if the stack may have what was fetched, instead of a copy.
+    /// Returns true if the stack may have the fetched pages, instead of a copy.
     pub(in crate::netdev) fn may_pass_on(&mut self, chunks: &Chunks) -> bool {
         let may = self.rendezvous().is_some_and(|m| m.may_pass_on(chunks));
         self.counters.copied += u64::from(!may);
         may
     }
 
-    /// Has the device forget memory that was taken from it. False if it does not.
+    /// Flushes memory that was removed from the tables out of the device. Returns false if that
+    /// fails.
     pub(in crate::netdev) fn forget(&mut self) -> bool {
         let forgot = self.sender.as_mut().is_none_or(Sender::forget);
         if !forgot {
@@ -249,8 +252,8 @@ impl Tx {
         forgot
     }
 
-    /// Looks after the frames of requests that have ended. They are taken back several at a time,
-    /// since that means to ask the device.
+    /// Handles the frames of completed requests. Several are taken back at a time, because that
+    /// needs a register access.
     pub(in crate::netdev) fn settle(&mut self, now: u64) {
         let Self {
             sender, requests, ..
@@ -274,7 +277,7 @@ impl Tx {
         }
     }
 
-    /// Takes back the frames of requests that have ended.
+    /// Takes back the frames of completed requests.
     fn unshare(&mut self) {
         let requests = &self.requests;
         if let Some(sender) = self.sender.as_mut() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Frames as the stack sends them.
+//! Transmission of the stack's frames.
 
 use tofu_abi::Coords;
 use tofu_ipotofu::neighbor::{Destination, LocalNode};
@@ -16,7 +16,7 @@ use crate::tx_queue::TxQueue;
 /// The queue is stopped below this many free slots, those of a frame that is segmented into 200
 /// here, and woken at [`ENOUGH`].
 const RESERVE: usize = ENOUGH / 2;
-/// Requests that go together, if as many are in flight.
+/// Requests that share a doorbell, if as many are in flight.
 const BATCH: usize = 4;
 
 /// The queue for a frame for which the stack has chosen one.
@@ -31,11 +31,11 @@ pub(in crate::netdev) fn select(node: &LocalNode, peers: &Peers, skb: &Skb, chos
 }
 
 impl Tx {
-    /// Sends a frame of the stack's, or drops it.
+    /// Sends a frame of the stack, or drops it.
     ///
     /// # Errors
     ///
-    /// The frame, if it has to wait; the queue is stopped then.
+    /// The frame, if it must wait; the queue is then stopped.
     pub(in crate::netdev) fn xmit(
         &mut self,
         peers: &Peers,
@@ -55,7 +55,7 @@ impl Tx {
             queue.start_timer();
             return Err(skb);
         }
-        // Freeing the last frame takes time, in which the device can send it.
+        // The last frame is freed after the doorbell, so that the device can send it in that time.
         let mut last = None;
         let mut list = SkbList::from(skb);
         while let Some(skb) = list.pop() {
@@ -68,7 +68,7 @@ impl Tx {
         }
         let later = more || corked && !self.lone || self.can_wait();
         if !later || room < RESERVE {
-            // The doorbell is rung at once for a lone frame, and once for those that follow it.
+            // The doorbell is rung immediately for a lone frame, and once for those that follow it.
             self.lone = false;
             self.flush();
             if !corked {
@@ -84,8 +84,8 @@ impl Tx {
         Ok(())
     }
 
-    /// Sends a frame, or drops it, or puts what it has become on the list first. Returns the frame
-    /// if it was sent and is not needed any more.
+    /// Sends a frame, drops it, or puts the frames into which it was segmented at the head of the
+    /// list. Returns the frame if it was sent and is no longer needed.
     fn send(
         &mut self,
         peers: &Peers,
