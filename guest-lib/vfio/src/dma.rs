@@ -247,8 +247,8 @@ impl Chunk {
         let memory = MmapRegion::new(padded).map_err(|error| no_memory(io::Error::other(error)))?;
         let start = (memory.as_ptr() as usize).next_multiple_of(unit) - memory.as_ptr() as usize;
         advise_huge(&memory, start, len);
-        // SAFETY: the pages are the region's own, which outlives the mapping (see `drop`), and are
-        // accessed by volatile slices only.
+        // SAFETY: the pages belong to the region, which outlives the mapping (see `drop`), and are
+        // accessed only by volatile slices.
         #[allow(unsafe_code)]
         let mapping = unsafe {
             space.map(memory.as_ptr().wrapping_add(start), len, align.max(unit as u64), 0, 1)?
@@ -265,8 +265,8 @@ impl Chunk {
         let no_memory = |source| MapError::Memory { size: len, source };
         let memory = MmapRegion::from_file(FileOffset::new(file, 0), len)
             .map_err(|error| no_memory(io::Error::other(error)))?;
-        // SAFETY: the pages are the region's own, which outlives the mapping (see `drop`), and are
-        // accessed by volatile slices only.
+        // SAFETY: the pages belong to the region, which outlives the mapping (see `drop`), and are
+        // accessed only by volatile slices.
         #[allow(unsafe_code)]
         let mapping = unsafe { pool.space.map(memory.as_ptr(), len, 1, 0, 1)? };
         let memory = ManuallyDrop::new(memory);
