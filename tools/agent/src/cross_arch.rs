@@ -1,5 +1,5 @@
-//! Programs for other processors than this node's, of which the kernel only says that their format
-//! is wrong, or a shell that it does not understand them.
+//! Programs for other processors than this node's. The kernel only reports a wrong format for
+//! these, and a shell a syntax error.
 
 use std::env;
 use std::fs::File;
@@ -34,7 +34,7 @@ pub(crate) fn exec(command: &mut Command) -> io::Error {
     }
 }
 
-/// The file of a program, looked for as those who run it do.
+/// The file of a program, searched for like execvp(3) does.
 fn find(command: &Command) -> Option<PathBuf> {
     let program = Path::new(command.get_program());
     if program.components().count() > 1 {
@@ -48,7 +48,7 @@ fn find(command: &Command) -> Option<PathBuf> {
 /// The processors that an ELF program of 64 bits is for.
 fn machine(file: &Path) -> Option<u16> {
     let mut head = [0; tofu_arch::ELF_HEAD];
-    // Not of pipes, which who reads would wait for.
+    // Not of pipes, because reading would block.
     let file = file.is_file().then(|| File::open(file).ok())??;
     file.take(head.len() as u64).read_exact(&mut head).ok()?;
     tofu_arch::elf_number(&head)

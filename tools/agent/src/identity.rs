@@ -1,8 +1,8 @@
-//! Makes a clone of a node the node that it is to be.
+//! Gives a clone of a node its identity.
 //!
 //! A clone starts with the memory of a node that has booted without a device and without a name.
-//! Its device is plugged in before its processors run. No program is started for what a system call
-//! does: processors are often emulated, and translate each program anew in each clone.
+//! Its device is plugged in before its processors run. System calls are used, not programs:
+//! processors are often emulated, and each program is translated again in each clone.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -18,7 +18,7 @@ use rustix::time::{ClockId, Timespec, clock_settime};
 use crate::startup;
 use crate::wire::Identity;
 
-/// The command line of the node, which is mounted over the kernel's.
+/// The command line of the node, which is mounted over /proc/cmdline.
 const COMMAND_LINE: &str = "/run/tofu-cmdline";
 /// The vendor of the device.
 const VENDOR: &str = "0x10cf";

@@ -32,7 +32,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 /// A running program and its children.
 pub(crate) struct Job {
-    /// Its process group, which is its own: from the start, or as soon as it has its terminal.
+    /// Its process group: a new one, from the start or as soon as it has its terminal.
     group: Pid,
     terminal: Option<Terminal>,
     input: Mutex<Option<Sender<Vec<u8>>>>,
@@ -97,7 +97,7 @@ impl Job {
     }
 
     /// Moves the program's streams and waits for it, on separate threads. `end` is called once the
-    /// program has ended and tells whether the host must be informed.
+    /// program has ended, and returns true if the host must be notified.
     pub(crate) fn attend(
         self: &Arc<Self>,
         mut child: Child,

@@ -1,11 +1,11 @@
 //! The protocol between the `tofu` command and a Linux guest: running programs and moving files
 //! over a byte stream such as a virtio console port.
 //!
-//! [`wire`] has the messages and how they are framed, [`session`] the guest's side, [`files`] packs
-//! files as archives, and [`unpack`] unpacks them. The host's side is the command's. [`pmi`] lets
-//! MPI programs find each other, [`terminal`] gives a program a terminal, [`user`] a user of its
-//! own, and [`wakeup`] reconnects a node that was suspended. [`startup`] waits for the programs
-//! that others find at once.
+//! [`wire`] has the messages and their framing, [`session`] the guest's side, [`files`] packs files
+//! as archives, and [`unpack`] unpacks them. The host's side is in the command. [`pmi`] lets MPI
+//! programs find each other, [`terminal`] gives a program a terminal, [`user`] runs it as a
+//! separate user, and [`wakeup`] reconnects a node that was suspended. [`startup`] waits for
+//! services that programs expect when they start.
 //!
 //! # Trust
 //!

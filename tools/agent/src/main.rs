@@ -1,15 +1,14 @@
 //! The agent: runs in a Linux guest, started by its init, and serves `tofu exec` and `tofu cp` on
 //! the host.
 //!
-//! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, for ever; `tofu-agent pack PATH` and
-//! `tofu-agent unpack PATH NAME` move files as archives over the standard streams;
-//! `tofu-agent pack-changed PATH FOLDER` packs only those that have changed since the folder was
-//! put there, and `tofu-agent unpack-alone PATH` never goes into a folder that exists.
-//! `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job. Its first line of output tells
-//! where, and later lines tell which rank has aborted the job with which code.
-//! `tofu-agent as USER PROGRAM` becomes a program run by that user, where users can have the
-//! device. `tofu-agent terminal PATH PROGRAM` becomes a program that the terminal at that path
-//! controls.
+//! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, forever; `tofu-agent pack PATH` and
+//! `tofu-agent unpack PATH NAME` move files as archives over the standard streams; `tofu-agent
+//! pack-changed PATH FOLDER` packs only those that have changed since the folder was copied, and
+//! `tofu-agent unpack-alone PATH` never unpacks into an existing folder. `tofu-agent pmi SIZE
+//! MAPPING` serves the ranks of an MPI job. Its first line of output is the address; later lines
+//! name a rank that has aborted the job, and its code. `tofu-agent as USER PROGRAM` executes a
+//! program as that user, if users can have the device. `tofu-agent terminal PATH PROGRAM` executes
+//! a program with the terminal at that path as its controlling terminal.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -123,9 +122,8 @@ fn serve_ranks(size: u32, mapping: &str) -> io::Result<()> {
     pmi::serve(&listener, size, mapping, report)
 }
 
-/// The address at which other nodes reach this one: the one that the kernel's command line gives
-/// its Ethernet (as this project's init reads it), or that of its Tofu interface, or an address for
-/// this node alone.
+/// The address at which other nodes reach this one: its Ethernet address from the kernel's command
+/// line (as this project's init reads it), or that of its Tofu interface, or a loopback address.
 fn address() -> IpAddr {
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let mut words = line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("tofu.ip="));

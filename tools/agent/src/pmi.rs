@@ -1,5 +1,5 @@
-//! A process manager for MPI programs: the server's side of PMI-1, by which the ranks of mpich and
-//! its relatives find out who they are and exchange their addresses.
+//! A process manager for MPI programs: the server's side of PMI-1, through which the ranks of mpich
+//! and related libraries get their rank numbers and exchange addresses.
 //!
 //! Lines of `key=value` words over TCP, as mpich's own process manager exchanges them with ranks
 //! that it has given `PMI_PORT` and `PMI_ID`. The part of PMI-1 that MPI-1 to MPI-4 need without
@@ -17,13 +17,13 @@ use tofu_sync::lock;
 const SPACE: &str = "tofu";
 /// The longest line that a rank may send, in bytes.
 const MAX_LINE: u64 = 64 << 10;
-/// The longest key and value that ranks are told, in bytes.
+/// The longest key and value for ranks, in bytes.
 const MAX_KEY: usize = 64;
 const MAX_VALUE: usize = 1024;
 /// All keys and values together, in bytes; a rank of mpich uses some hundred.
 const MAX_SPACE: usize = 256 << 20;
 
-/// The key by which ranks ask which of them share a node.
+/// The key whose value lists the ranks of each node.
 const MAPPING: &str = "PMI_process_mapping";
 
 /// An abort, which the program that started the ranks must know of.
@@ -39,7 +39,7 @@ struct Space {
     keys: HashMap<String, String>,
     /// Bytes of them.
     size: usize,
-    /// The ranks that have come to the barrier.
+    /// The ranks that have reached the barrier.
     waiting: HashMap<u32, TcpStream>,
 }
 

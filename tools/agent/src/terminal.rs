@@ -43,7 +43,7 @@ impl Terminal {
         self.file.try_clone()
     }
 
-    /// Gives it another size. The programs in its foreground are told by SIGWINCH.
+    /// Sets its size. The programs in its foreground are notified by SIGWINCH.
     pub(crate) fn resize(&self, size: WindowSize) -> io::Result<()> {
         let (ws_row, ws_col) = (size.rows, size.columns);
         let size = Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 };

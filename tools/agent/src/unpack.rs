@@ -182,8 +182,8 @@ impl Arrived {
         let mut arrived = Self::default();
         let mut top = None;
         let (mut long_path, mut long_link) = (None, None);
-        // What the library does with extensions would let a sender choose how much memory it
-        // takes. Our senders need only long names.
+        // The library's support for extensions would let a sender determine how much memory is
+        // used. Our senders need only long names.
         for entry in archive.entries()?.raw(true) {
             let mut entry = entry?;
             match entry.header().entry_type() {
@@ -234,7 +234,7 @@ impl Arrived {
         scratch: &OwnedFd,
     ) -> io::Result<()> {
         let path = Path::new(TOP).join(&below);
-        // A trailing slash would ask for a folder.
+        // A trailing slash would require a folder.
         let path = path.components().as_path();
         let (folder, name) = (folder_of(scratch, path)?, Path::new(name_of(path)?));
         // A link has none.
@@ -262,7 +262,7 @@ impl Arrived {
             };
             rustix::fs::symlinkat(&to, &folder, name)?;
         } else {
-            // The sender follows a link that is asked for by name.
+            // The sender follows a link that is requested by name.
             return Err(invalid("it is neither a file, nor a folder, nor a link in a folder"));
         }
         self.files.push(below);
@@ -406,7 +406,7 @@ impl<'a> Scratch<'a> {
         let fd = open_folder(&of.fd, &name).map_err(failed)?;
         let scratch = Self { of, name, fd };
         let found = rustix::fs::fstat(&scratch.fd)?;
-        // Those who may rename it could have put another folder in its place.
+        // A user who may rename it could have replaced it by another folder.
         if found.st_uid != geteuid().as_raw() || found.st_mode & 0o777 != 0o700 {
             return Err(failed(io::Error::other("another process changes it")));
         }

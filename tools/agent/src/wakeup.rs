@@ -1,8 +1,8 @@
 //! Connects the port again after the node was suspended.
 //!
-//! A virtio port loses its state when its node suspends. Linux 7.3 does not learn afterwards that
-//! the host is connected, and holds all that is written to it (6.12 does learn). Binding the device
-//! to its driver again makes the host say so.
+//! A virtio port loses its state when its node suspends. Afterwards Linux 7.3 does not detect that
+//! the host is connected, and holds back all writes to it (6.12 does detect it). Binding the device
+//! to its driver again makes the host report the connection.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -32,7 +32,8 @@ pub fn watch(path: &Path, port: &impl AsFd) -> io::Result<()> {
 fn run(path: &Path, port: OwnedFd) {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     loop {
-        // A node that wakes up begins its system calls again, so this sees the port's new state.
+        // A node that wakes up restarts its system calls, so this call returns the port's new
+        // state.
         match is_without_host(&port, None) {
             Ok(_) => thread::sleep(WITHOUT_HOST),
             Err(Errno::INTR) => continue,
@@ -54,8 +55,8 @@ fn is_without_host(port: &OwnedFd, timeout: Option<&Timespec>) -> rustix::io::Re
     Ok(fds[0].revents().contains(PollFlags::HUP))
 }
 
-/// Binds the port's device to its driver again. Reads and writes of the port fail then, and it is
-/// opened anew.
+/// Binds the port's device to its driver again. Reads and writes of the port then fail, and it is
+/// opened again.
 fn rebind(port: &Path) -> io::Result<()> {
     let port = fs::canonicalize(port)?;
     let name = port.file_name().unwrap_or_default();

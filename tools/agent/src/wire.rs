@@ -1,9 +1,9 @@
 //! Messages and their frames.
 //!
-//! A frame is a message in postcard's format, made free of zero bytes by COBS, and a zero byte. So
-//! a reader that joins in the middle of a stream, or after a peer that died in the middle of a
-//! frame, finds the next message after the next zero, regardless of what came before. That matters
-//! because a virtio port outlives the programs on both of its sides.
+//! A frame is a message in postcard's format, encoded by COBS to remove zero bytes, and then a zero
+//! byte. So a reader that joins in the middle of a stream, or after a peer that died in the middle
+//! of a frame, finds the next message after the next zero, regardless of what came before. That
+//! matters because a virtio port outlives the programs on both of its sides.
 //!
 //! # Course of a session
 //!
@@ -21,8 +21,8 @@
 //! later as much as the receiver has taken and granted by `Credit`. So a slow reader of one
 //! program's output holds up only that program.
 //!
-//! Messages about programs also go over a machine's control socket, as JSON. The names that `serde`
-//! gives them are for that; postcard uses numbers.
+//! Messages about programs are also sent over a machine's control socket, as JSON. `serde`'s names
+//! are for that; postcard uses numbers.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -159,9 +159,9 @@ pub enum ToGuest {
         /// The part.
         what: ToProgram,
     },
-    /// Asks whether the agent is alive. Answered by [`FromGuest::Pong`] at once.
+    /// Checks that the agent is alive. Answered immediately by [`FromGuest::Pong`].
     Ping,
-    /// Makes a clone of a node the node that it is to be.
+    /// Gives a clone of a node its identity.
     Identify(Identity),
 }
 

@@ -11,7 +11,7 @@ use tar::EntryType;
 use tofu_agent::files::{self, Source};
 use tofu_agent::unpack::{Folder, Place, unpack, unpack_alone};
 
-/// The name that these tests ask for.
+/// The name that these tests request.
 const NAME: &str = "asked";
 
 fn pack(path: &Path) -> Vec<u8> {

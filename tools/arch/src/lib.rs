@@ -1,7 +1,6 @@
-//! The processors of guests and of programs: their names, and which of them an ELF file is for.
+//! The processors of guests and of programs: their names, and the processor of an ELF file.
 //!
-//! A separate crate, because the command and the agent, a small program in each node, need the
-//! same.
+//! A separate crate, because both the command and the agent (a small program in each node) need it.
 #![forbid(unsafe_code)]
 
 use std::env::consts;

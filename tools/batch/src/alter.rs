@@ -1,5 +1,5 @@
-//! Commands that hold, release and change jobs that wait, and those that show what there is to ask
-//! for.
+//! Commands that hold, release and change waiting jobs, and commands that show the available
+//! resources.
 
 use std::io::{self, Write};
 
@@ -165,7 +165,7 @@ pub fn pjshowrsc(words: &[String]) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Shows what a user may ask for. Returns the exit code.
+/// Shows the resources that a user may request. Returns the exit code.
 ///
 /// # Errors
 ///

@@ -136,7 +136,7 @@ fn submit(words: &[String]) -> anyhow::Result<Submitted> {
     Ok(Submitted { said: said.join("\n"), ignored, attended: None })
 }
 
-/// Puts an interactive job into the queue: a script that has its turn.
+/// Puts an interactive job into the queue: a script that occupies its turn.
 fn attended(
     script: Script,
     mut submission: Submission,
@@ -290,7 +290,7 @@ fn step(
 pub(crate) fn selections(command: &str, words: &[String]) -> Result<Vec<Selection>, u8> {
     let read = |word: &String| {
         word.parse().map_err(|()| {
-            // The text is what scripts look for.
+            // Scripts search for this text.
             refuse(
                 command,
                 if command == "pjstat" { 211 } else { 99 },

@@ -8,11 +8,11 @@ use std::env;
 const LOGIN: [&str; 9] = ["HOME", "LANG", "LOGNAME", "MAIL", "PATH", "SHELL", "TZ", "USER", "TERM"];
 const PREFIXES: [&str; 5] = ["TOFU_", "UTOFU_", "XDG_", "RUST_LOG", "LC_"];
 
-/// The variable that names a job to its processes, which are found by it.
+/// The variable with the job's number. A job's processes are found by it.
 pub(crate) const MARK: &str = "TOFU_PJM_JOB";
-/// The prefix of variables by which bash passes on functions.
+/// The prefix of variables through which bash exports functions.
 pub(crate) const FUNCTION: &str = "BASH_FUNC_";
-/// The variable that names the folder of Fujitsu's compilers and MPI, by which scripts find
+/// The variable with the folder of Fujitsu's compilers and MPI, in which scripts find
 /// `bin/mpiexec`.
 pub(crate) const COMPILERS: &str = "FJSVXTCLANGA";
 /// The variable that names the spool to processes of a job.

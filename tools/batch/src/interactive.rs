@@ -1,7 +1,8 @@
 //! Interactive jobs: a shell, or a script, at the terminal of the command that submits it.
 //!
-//! In the queue, a script that only waits has the job's turn. The command starts the shell while it
-//! runs. So an interactive job waits, is cancelled and reaches its time limit like any other.
+//! In the queue, a script that only waits represents the job. The command starts the shell while
+//! the script runs. So an interactive job waits, is cancelled and reaches its time limit like any
+//! other.
 
 use std::env;
 use std::io::{self, Write};
@@ -20,7 +21,7 @@ use crate::record::{Record, State};
 use crate::runner::{equip, interpreter};
 use crate::spool::Spool;
 
-/// The time between two looks at the job.
+/// The poll interval for the job.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The time that the queue gets to notice the end of the shell.
 const CLOSING: Duration = Duration::from_secs(20);
@@ -77,7 +78,7 @@ pub(crate) fn attend(
     Ok(code)
 }
 
-/// Cancels the job, which may have begun meanwhile.
+/// Cancels the job, which may already have begun.
 fn give_up(spool: &Spool, key: Key) -> anyhow::Result<()> {
     let locked = spool.lock()?;
     let records = locked.records()?;

@@ -1,9 +1,9 @@
 //! Job scripts as on Fugaku: `pjsub`, `pjstat`, `pjdel`, `pjwait`, and the `mpiexec` that scripts
 //! call.
 //!
-//! Jobs wait in a spool, a folder of the user's. Nothing runs while no job does: `pjsub` starts a
-//! process that runs one job after another and ends with the last one. What is known of the real
-//! commands comes from public guides and scripts; the manual says what is ours.
+//! Jobs wait in a spool, a folder of the user. There is no daemon: `pjsub` starts a process that
+//! runs one job after another and ends with the last one. The behaviour of the real commands comes
+//! from public guides and scripts; the manual says what is ours.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ pub use mpiexec::mpiexec;
 pub use runner::run as run_queue;
 pub use stat::pjstat;
 
-/// The names by which scripts call commands of this crate, which are links to the `tofu` command.
+/// The names of the commands of this crate in scripts. They are links to the `tofu` command.
 pub const NAMES: [&str; 12] = [
     "pjsub",
     "pjstat",

@@ -62,7 +62,7 @@ enum Action {
     Ranks,
     PerNode,
     Places,
-    /// Which outputs, and whether each rank has its own file.
+    /// The redirected outputs, and whether each rank has its own file.
     Output(Which, bool),
     Input,
     Variable,
@@ -89,7 +89,7 @@ enum Which {
 
 use Action::{Ignore, Output};
 
-/// Options without the dashes in front, of which there may be one or two.
+/// Options without their one or two leading dashes.
 const OPTIONS: [(&str, Action); 107] = [
     ("n", Action::Ranks),
     ("np", Action::Ranks),
@@ -200,7 +200,7 @@ const OPTIONS: [(&str, Action); 107] = [
     ("configfile", Action::App),
 ];
 
-/// The words of a command line, of which an option takes some.
+/// The words of a command line, from which options take their values.
 struct Words<'a> {
     option: &'a str,
     /// The value behind an equals sign.
@@ -358,7 +358,7 @@ impl Call {
                 let values =
                     (0..count).map(|_| words.next()).collect::<anyhow::Result<Vec<_>>>()?;
                 match &*values {
-                    // Open MPI's way to ask for names of ranks in front of lines.
+                    // Open MPI's option for rank names before each line.
                     [name, value] if name == "orte_tag_output" => self.prefix = value != "0",
                     _ => {
                         let all = std::iter::once(words.option.to_owned()).chain(values);
@@ -633,7 +633,7 @@ fn bare(words: Vec<String>, local: bool) -> Vec<String> {
 }
 
 /// Returns the torus of a call, and the ranks on each node. A call with few ranks has all nodes of
-/// the job, of which some stay empty.
+/// the job; some of them stay empty.
 fn on_nodes(
     torus: LogicalShape,
     on_node: u32,
@@ -652,7 +652,8 @@ fn on_nodes(
     (None, Some(CORES))
 }
 
-/// Returns the variables of the ranks: those of `-x`, and on nodes all that the script has set.
+/// Returns the variables of the ranks: those of `-x`, and on nodes all variables that the script
+/// has set.
 fn variables_of(
     given: &[(String, Option<String>)],
     job: Option<&Job>,
@@ -664,7 +665,7 @@ fn variables_of(
         let here = env::vars_os().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         });
-        // What belongs to this host.
+        // Variables that belong to this host.
         let ours =
             ["PATH", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", SPOOL, MARK, COMPILERS];
         variables.extend(here.filter(|(name, value)| {

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process};
 
 use crate::environment::MARK;
 
-/// The time for which processes may run after they were asked to end.
+/// The time for which processes may run after the first signal.
 const GRACE: Duration = Duration::from_secs(5);
 /// The time between two looks for processes.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -27,8 +27,8 @@ pub(crate) fn marked(mark: &str) -> Vec<Pid> {
     pids.collect()
 }
 
-/// Returns the processes of the job that this process runs: all that it has started, and those that
-/// have the job's mark.
+/// Returns the processes of the job that this process runs: all descendants, and those with the
+/// job's variable.
 fn of_job(mark: &str) -> Vec<Pid> {
     let own = rustix::process::getpid();
     let mut found = tofu_jobs::descendants(own);
@@ -50,7 +50,7 @@ fn is_zombie(pid: Pid) -> bool {
 /// The kinds of processes in a job.
 #[derive(PartialEq, Eq)]
 enum Kind {
-    /// A script or a program of the user's.
+    /// A script or a program of the user.
     Theirs,
     /// A command of ours, which ends what it has started.
     Command,
@@ -69,8 +69,8 @@ fn kind(pid: Pid) -> Kind {
     if second == b"internal" { Kind::Janitor } else { Kind::Command }
 }
 
-/// Ends a job: its processes get `signal`, our commands among them SIGTERM, and all that is left
-/// after a while is killed.
+/// Ends a job: its processes get `signal`, our commands among them SIGTERM. Those that remain after
+/// a while are killed.
 pub(crate) fn end(mark: &str, signal: Signal, reap: &mut dyn FnMut()) {
     for pid in of_job(mark) {
         let signal = match kind(pid) {

@@ -105,7 +105,7 @@ pub(crate) struct Record {
     pub(crate) name: String,
     pub(crate) user: String,
     pub(crate) request: Request,
-    /// The script's name, by which it is kept.
+    /// The name under which the script is kept.
     pub(crate) script: String,
     pub(crate) arguments: Vec<String>,
     /// The folder in which it was submitted.
@@ -166,7 +166,7 @@ impl Record {
         text
     }
 
-    /// The variables that tell the job about itself.
+    /// The variables that describe the job to its processes.
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         let request = &self.request;
         let mut variables: Vec<(&str, String)> = vec![

@@ -15,7 +15,7 @@ use crate::steps::Dependency;
 pub(crate) const PREFIX: &str = "#PJM";
 /// The longest name of a job, in bytes.
 const MOST_NAME: usize = 63;
-/// Characters that look like the dash in front of an option.
+/// Characters that look like the dash of an option.
 const DASHES: [char; 3] = ['\u{2010}', '\u{2013}', '\u{2014}'];
 /// The most sub jobs of a bulk job here.
 const MOST_BULK: u32 = 1000;
@@ -43,7 +43,7 @@ pub(crate) enum Model {
         job: Option<u32>,
         number: Option<u32>,
         dependencies: Vec<Dependency>,
-        /// The name by which further steps find it.
+        /// The name by which further steps refer to it.
         #[serde(default)]
         named: Option<String>,
     },
@@ -81,14 +81,14 @@ pub(crate) struct Request {
     pub(crate) elapse: Option<u64>,
     pub(crate) group: Option<String>,
     pub(crate) unit: Option<String>,
-    /// The number of nodes if they were asked for as virtual ones, and the processors of each.
+    /// The number of nodes if they were requested as virtual ones, and the processors of each.
     #[serde(default)]
     pub(crate) virtual_nodes: Option<u32>,
     #[serde(default)]
     pub(crate) virtual_cores: Option<u32>,
     /// Lengths that the processes have of the job's torus.
     pub(crate) shape: Option<Vec<u32>>,
-    /// The processes that the user asks for.
+    /// The requested processes.
     pub(crate) processes: Option<u32>,
     pub(crate) per_node: Option<u32>,
     pub(crate) order: Order,
@@ -110,7 +110,7 @@ pub(crate) struct Request {
     /// The clock of machines that are started for the ranks, if it is modelled.
     #[serde(default)]
     pub(crate) time: Option<Modelled>,
-    /// True if it is a shell at the terminal of the command that submits it.
+    /// True if it is an interactive shell at the terminal of the submitting command.
     #[serde(default)]
     pub(crate) interactive: bool,
 }
@@ -175,7 +175,7 @@ pub(crate) struct Submission {
     pub(crate) request: Request,
     /// Options that are left out, each with its place.
     pub(crate) ignored: Vec<String>,
-    /// True if only the job's number is to be printed.
+    /// True to print only the job's number.
     pub(crate) number_only: bool,
     pub(crate) delimiter: Option<char>,
     /// The seconds for which an interactive job may wait.
@@ -200,11 +200,11 @@ pub(crate) fn read(name: &str, script: &str, options: Vec<Given>) -> Result<Subm
         Refusal::new(&from, "a quote is not closed")
     })?;
     let mut submission = Submission::default();
-    // Where the same is asked for twice, lines at the top count more.
+    // If the same option occurs twice, lines at the top take precedence.
     for late in [true, false] {
         for directive in found.iter().filter(|directive| directive.late == late) {
             let from = Source::Line(name.to_owned(), directive.line);
-            // What word processors make of a dash.
+            // Dashes as word processors replace them.
             if let Some(word) = directive.words.first().filter(|word| word.starts_with(DASHES)) {
                 submission.ignored.push(format!("{from}{word} (its dash is not a -)"));
                 continue;

@@ -45,7 +45,7 @@ const WITHOUT_MEANING: [&str; 26] = [
 /// Resources that are honoured.
 const HONOURED: [&str; 4] = ["node", "elapse", "rscgrp", "rscunit"];
 
-/// The nodes that a job asks for.
+/// The nodes that a job requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Nodes {
     /// One to three lengths.
@@ -82,7 +82,7 @@ pub(crate) enum Resource {
     Unit(String),
     /// Nodes of systems whose jobs have parts of nodes.
     VirtualNodes(u32),
-    /// Processors of each of them, which have no meaning here but for a variable.
+    /// Processors of each of them, which only set a variable here.
     VirtualCores(u32),
     /// Known, but without a meaning here.
     Ignored(String),
@@ -144,7 +144,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 63 && text.chars().all(allowed)
 }
 
-/// One to three lengths, and words on how nodes are to be chosen.
+/// One to three lengths, and words that select the nodes.
 fn nodes(text: &str) -> Result<Nodes, String> {
     let allowed = || {
         "one to three lengths, such as 12, 4x3 or 2x3x2, and behind a colon torus, mesh, noncont, \

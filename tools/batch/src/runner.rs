@@ -19,11 +19,11 @@ use crate::statistics;
 use crate::steps::Without;
 use crate::{processes, record};
 
-/// The time between two looks at a running job.
+/// The poll interval for a running job.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The file with the names of a job's nodes, beside its script.
 const NODES: &str = ".nodes";
-/// The longest first line of a script that is looked at, in bytes.
+/// The longest first line of a script that is read, in bytes.
 const MOST_FIRST: usize = 1 << 10;
 
 /// Runs the jobs of a spool until there is none left.
@@ -51,7 +51,7 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
         let mut records = locked.records()?;
         drop_dependents(&locked, &mut records)?;
         let Some(record) = next(&records) else {
-            // Who submits a job after this finds no process that runs jobs, and starts one.
+            // A later pjsub finds no process that runs jobs, and starts one.
             drop(lock);
             return Ok(());
         };
@@ -72,7 +72,7 @@ pub fn run(folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the job that is to run now.
+/// Returns the next job to run.
 fn next(records: &[Record]) -> Option<&Record> {
     let waiting = || records.iter().filter(|record| record.state == State::Que);
     let first = waiting().next()?;
@@ -211,7 +211,7 @@ pub(crate) fn equip(command: &mut Command, spool: &Spool, record: &Record) -> an
     command.env(COMPILERS, spool.folder());
     command.envs(record.environment.iter().map(|(name, value)| (name, value)));
     command.envs(record.variables());
-    // What the user sets by -x counts more.
+    // Variables set by -x take precedence.
     command.envs(record.request.variables.iter().map(|(name, value)| (name, value)));
     command.env(MARK, mark(spool, record.key)).env(SPOOL, spool.folder());
     let nodes = spool.script(record.key, NODES);
@@ -221,7 +221,7 @@ pub(crate) fn equip(command: &mut Command, spool: &Spool, record: &Record) -> an
     command.env("PJM_O_NODEINF", &nodes);
     let path = record.environment.iter().find(|(name, _)| name == "PATH");
     let path = path.map_or("/usr/bin:/bin", |(_, path)| path);
-    // What stands in for tools of the site must not hide those of this host.
+    // The substitutes for tools of the site must not hide those of this host.
     let [own, site] = spool.commands()?;
     command.env("PATH", format!("{}:{path}:{}", own.display(), site.display()));
     command.envs(functions(&own, &site, path));
@@ -230,10 +230,11 @@ pub(crate) fn equip(command: &mut Command, spool: &Spool, record: &Record) -> an
     Ok(())
 }
 
-/// Returns functions of bash that find a job's commands where a script has lost its `PATH`: login
-/// shells do that, and scripts that name all folders of a real system. What the script itself has
-/// put into its `PATH` is used. `own` has the job's commands, `site` stand-ins, and `path` is
-/// that of the job's user, whose `mpiexec` is none for jobs.
+/// Returns functions of bash that find a job's commands when a script has replaced its `PATH`, as
+/// login shells do, and scripts that list all folders of a real system. Commands in folders that
+/// the script has added take precedence. `own` has the job's commands, `site` the substitutes for
+/// tools of the site, and `path` is the `PATH` of the job's user, whose `mpiexec` must not be used
+/// for jobs.
 fn functions(own: &Path, site: &Path, path: &str) -> Vec<(String, String)> {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
     let [own, site] = [own, site].map(|folder| quoted(&folder.display().to_string()));
@@ -258,7 +259,7 @@ fn functions(own: &Path, site: &Path, path: &str) -> Vec<(String, String)> {
     functions
 }
 
-/// Returns the command that runs a script. What is `/bin/sh` on Fugaku is bash.
+/// Returns the command that runs a script. `/bin/sh` on Fugaku is bash.
 pub(crate) fn interpreter(script: &Path) -> anyhow::Result<Command> {
     let text = fs::read(script).with_context(|| format!("cannot read {}", script.display()))?;
     let first = text.split(|byte| *byte == b'\n').next().unwrap_or_default();

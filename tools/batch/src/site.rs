@@ -4,13 +4,12 @@
 /// Says that it does nothing.
 const NOTHING: &str = "#!/bin/sh\necho \"${0##*/} $*: ignored\" >&2\n";
 
-/// Runs the program behind its options, of which those that a pattern of the shell names have a
-/// value.
+/// Runs the program after its options. Options that match a shell pattern have a value.
 const fn wrapper(valued: &'static str) -> Stand {
     Stand::Wrapper { valued }
 }
 
-/// The text of something that stands in for a tool.
+/// The text of a substitute for a tool.
 #[derive(Clone, Copy, Debug)]
 enum Stand {
     /// A file that scripts read.

@@ -111,12 +111,12 @@ impl Spool {
         Ok(file.metadata()?.len())
     }
 
-    /// Returns the folder with our commands, which comes first in the `PATH` of jobs, and the one
-    /// with what stands in for tools of the site, which comes last.
+    /// Returns the folder with our commands, which comes first in the `PATH` of jobs, and the
+    /// folder with substitutes for tools of the site, which comes last.
     pub(crate) fn commands(&self) -> anyhow::Result<[PathBuf; 2]> {
         let [bin, site] = ["bin", "site"].map(|name| self.folder.join(name));
         let own = env::current_exe().context("cannot find this program")?;
-        // What is sh on Fugaku is bash, and programs of mpiexec rely on it.
+        // sh on Fugaku is bash, and programs of mpiexec rely on it.
         let shell = bash().map(|bash| ("sh", PathBuf::from(bash)));
         for (name, target) in NAMES.map(|name| (name, own.clone())).into_iter().chain(shell) {
             let link = bin.join(name);
@@ -142,7 +142,7 @@ impl Spool {
         Ok([bin, site])
     }
 
-    /// Starts the process that runs jobs, which ends at once if there is one.
+    /// Starts the process that runs jobs, which ends immediately if there is one already.
     pub(crate) fn start_runner(&self) -> anyhow::Result<()> {
         let log = self.lock_file("runner.log")?;
         let mut command = Command::new("/proc/self/exe");
@@ -228,7 +228,7 @@ impl Locked<'_> {
         let over: Vec<_> = records.iter().filter(|record| record.state.is_over()).collect();
         for record in over.iter().take(over.len().saturating_sub(REMEMBERED)) {
             let path = self.spool.record(record.key);
-            // What cannot be removed is removed another time.
+            // Files that cannot be removed now are removed another time.
             let _ = fs::remove_file(&path);
             let _ = fs::remove_file(self.spool.cancel_mark(record.key));
             let _ = fs::remove_file(path.with_extension("calls"));

@@ -80,7 +80,7 @@ struct View {
     /// The text between the columns of `data`.
     delimiter: String,
     columns: Vec<usize>,
-    /// Columns with the texts of which a shown job has one.
+    /// Columns, each with the texts of which a selected job must have one.
     filters: Vec<(usize, String)>,
     /// The column by which jobs are sorted.
     sort: Option<usize>,
@@ -141,7 +141,7 @@ pub fn pjstat(words: &[String]) -> anyhow::Result<u8> {
         Err(why) => return Ok(refuse("pjstat", 99, &why)),
     };
     if view.ended {
-        // How far back: all that is remembered is shown.
+        // The age limit is ignored: all remembered jobs are shown.
         words.retain(|word| !word.starts_with("day=") && !word.starts_with("hour="));
     }
     let selections = match selections("pjstat", &words) {
@@ -248,7 +248,8 @@ fn limits() -> String {
     tofu_ui::table(&["LIMIT-NAME", "LIMIT"], &[], rows)
 }
 
-/// Returns the jobs to be shown. Sub jobs are one job unless they are asked for.
+/// Returns the jobs to be shown. Sub jobs are shown as one job unless they are
+/// requested.
 fn shown(records: Vec<Record>, view: &View, selections: &[Selection]) -> Vec<Record> {
     let named =
         |record: &Record| selections.is_empty() || selections.iter().any(|one| one.has(record.key));
@@ -256,7 +257,7 @@ fn shown(records: Vec<Record>, view: &View, selections: &[Selection]) -> Vec<Rec
         let in_time = record.state.is_over() == view.ended;
         if selections.is_empty() { in_time } else { named(record) && (in_time || view.ended) }
     };
-    // A user who names a sub job wants to see it.
+    // A sub job that is named is shown.
     let one_by_one = view.expanded || view.statistics || view.ended;
     let mut shown: Vec<Record> = Vec::new();
     let passes = |record: &Record| {

@@ -9,7 +9,7 @@ use crate::key::Part;
 use crate::record::{Record, code, date, span};
 use crate::resources::joined;
 
-/// Writes the statistics of a job that has ended, if it asks for them.
+/// Writes the statistics of a job that has ended, if it requests them.
 pub(crate) fn write(record: &Record) -> anyhow::Result<()> {
     let Some(name) = record.files().statistics else { return Ok(()) };
     let path = Path::new(&record.folder).join(name);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::key;
 
-/// A result that a condition looks at.
+/// A result that a condition tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Judged {
     /// The exit code of the script.
@@ -42,7 +42,7 @@ pub(crate) struct Dependency {
     pub(crate) comparison: Comparison,
     pub(crate) number: i32,
     pub(crate) without: Without,
-    /// The steps that are looked at; without any, the one before.
+    /// The steps that are tested; the previous one if there are none.
     pub(crate) steps: Vec<u32>,
 }
 
