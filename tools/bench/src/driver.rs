@@ -1,5 +1,5 @@
-//! Compares the kernel driver, its `tofu0` and its queues, with VFIO, on the same devices of the
-//! same two nodes, which are handed from one to the other.
+//! Compares the kernel driver, with its `tofu0` and its queues, with VFIO, on the same devices of
+//! the same two nodes. The devices are rebound from one driver to the other.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,7 +41,7 @@ const PEERS: [&str; 2] = ["1,0,0,0,0,0", "0,0,0,0,0,0"];
 /// The time for which a uTofu program may look for its device after a change of drivers.
 const COMES_UP: Duration = Duration::from_secs(20);
 
-/// Limits the size that TCP hands over at once to 64 KiB, as with virtio-net, or to 256 KiB (BIG
+/// Limits the size of TCP's unsegmented frames to 64 KiB, as with virtio-net, or to 256 KiB (BIG
 /// TCP), which is the default.
 const SHORT_FRAMES: &str = "ip link set tofu0 gso_max_size 65536 gso_ipv4_max_size 65536";
 const LONG_FRAMES: &str = "ip link set tofu0 gso_max_size 262144 gso_ipv4_max_size 262144";

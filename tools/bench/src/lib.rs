@@ -205,8 +205,8 @@ impl Report {
         Ok(())
     }
 
-    /// Records why a part could not be measured, or returns the error if no other part was asked
-    /// for.
+    /// Records why a part could not be measured, or returns the error if no other part was
+    /// requested.
     fn unless_skipped<T>(
         &mut self,
         args: &Options,

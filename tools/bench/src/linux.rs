@@ -88,7 +88,7 @@ pub(crate) struct Throughput {
     pub(crate) processor_ms_per_mib: Option<f64>,
 }
 
-/// The factor by which ours is better than the other side.
+/// The factor by which our figure is better than the other one.
 #[derive(Debug, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) what: String,

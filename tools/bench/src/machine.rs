@@ -67,7 +67,7 @@ pub(crate) fn up(shape: &str, guest: &str) -> anyhow::Result<MachineSpec> {
     Ok(MachineSpec { guest: Some(GuestName::named(guest)?), ..empty(shape)? })
 }
 
-/// Returns the machine of this shape of which nothing else is said, without a sandbox.
+/// Returns a default machine of this shape, without a sandbox.
 pub(crate) fn empty(shape: &str) -> anyhow::Result<MachineSpec> {
     let shape = Some(shape.parse()?);
     Ok(MachineSpec { shape, no_sandbox: Some(true), ..MachineSpec::default() })

@@ -84,7 +84,7 @@ impl Trend {
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (time, version) = (time.as_secs(), env!("CARGO_PKG_VERSION").to_owned());
         let run = Run { time, version, host, quick, load, figures: figures(report) };
-        // In one piece, so that runs that end at once do not mix their lines.
+        // In one write, so that runs that end at the same time do not mix their lines.
         let line = format!("{}\n", serde_json::to_string(&run)?);
         self.file.write_all(line.as_bytes()).with_context(|| self.path.display().to_string())?;
         Ok(Changes::between(self.before.as_ref(), &run))

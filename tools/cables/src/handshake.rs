@@ -2,8 +2,8 @@
 //!
 //! A shard that starts connects to the shards with lower numbers, which wait for it. Shards that
 //! already run have dropped the right to open connections, so a shard that comes back connects to
-//! the shards with higher numbers, too. A shard that has not met all others yet then turns it away,
-//! and connects by itself. Many connections may be exchanging greetings at once, so that no shard
+//! the shards with higher numbers, too. A shard that has not met all others yet then refuses it,
+//! and connects by itself. Many handshakes may be in progress at the same time, so that no shard
 //! waits for a silent one.
 
 use std::collections::{HashSet, VecDeque};
@@ -223,7 +223,7 @@ impl Hall {
             let (socket, from) = match joining.listener.accept() {
                 Ok(came) => came,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // For example, no descriptors are left. The error would recur at once.
+                // For example, no descriptors are left. The error would recur immediately.
                 Err(_) => return thread::sleep(RETRY),
             };
             if self.greets.len() >= MOST_GREETING {
@@ -347,7 +347,7 @@ impl Joining {
         &self.credentials.addresses[shard.index()]
     }
 
-    /// Connects to all other shards, and waits for them: see [`Joining::meet`].
+    /// Connects to all other shards and waits for them: see [`Joining::meet`].
     pub(crate) fn meet_all(
         &self,
         waits: &mut dyn FnMut(ShardId, &str),

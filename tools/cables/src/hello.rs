@@ -104,7 +104,7 @@ pub enum ShardStatus {
         /// Number of guests that have failed.
         failed: u32,
     },
-    /// The machine is to end.
+    /// The machine must end.
     Down,
 }
 

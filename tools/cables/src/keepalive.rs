@@ -1,11 +1,10 @@
 //! Finds out whether another shard is still alive.
 //!
-//! A process that ends is noticed at once, because its kernel closes its connections. Other cases
-//! are hosts that are cut off or have lost their power, and processes that are stopped. They are
-//! distinguished by whether the other kernel acknowledges data: it does so however busy its
-//! processors are, so a host under load is not taken for one that is cut off. If this process was
-//! stopped for a while, the others are not considered dead either: only time in which it ran
-//! counts.
+//! The end of a process is noticed immediately, because its kernel closes its connections. Other
+//! cases are hosts that are cut off or have lost power, and processes that are stopped. The
+//! acknowledgements of the other kernel distinguish them: they come even if its processors are
+//! busy, so a host under load is not taken for one that is cut off. If this process was stopped for
+//! a while, the others are not considered dead either: only time in which it ran counts.
 
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -85,7 +84,7 @@ pub(crate) struct Signs {
     pub(crate) received: bool,
     /// True if data waits for it, and it has taken none.
     pub(crate) full: bool,
-    /// True if it has asked this shard to send no requests.
+    /// True if it has throttled this shard's requests.
     pub(crate) holds: bool,
     /// The state of its acknowledgements, as this host's kernel reports it.
     pub(crate) acks: Acks,
@@ -100,7 +99,7 @@ pub(crate) struct Keepalive {
     silent: Duration,
     /// Time in which this process ran, and the other one took none of the data that waits for it.
     full: Duration,
-    /// Time in which this process ran, and was asked to send no requests.
+    /// Time in which this process ran while its requests were throttled.
     held: Duration,
 }
 
@@ -127,8 +126,7 @@ impl Keepalive {
         self.silent = longer(!received, self.silent);
         self.full = longer(full, self.full);
         self.held = longer(holds, self.held);
-        // Data that was sent a moment ago is not late, however long ago the last acknowledgement
-        // was.
+        // Data that has just been sent is not late, even if the last acknowledgement was long ago.
         let late = acks.missing && acks.last > beat;
         self.missing = longer(late, self.missing);
         if acks.last + beat >= timeout && 2 * self.missing >= timeout {

@@ -1,9 +1,9 @@
 //! The connection with one other shard.
 //!
-//! Any thread may send. Bytes that the socket does not take at once stay encrypted in the
-//! connection. The thread that receives from the connection waits for both directions, and sends
-//! these bytes. No thread blocks while sending, so two shards with much data for each other never
-//! wait for each other.
+//! Any thread may send. Bytes for which the socket has no room stay encrypted in the connection.
+//! The thread that receives from the connection waits for both directions, and sends these bytes.
+//! No thread blocks while sending, so two shards with much data for each other never wait for each
+//! other.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -248,7 +248,7 @@ impl Link {
         self.wake();
     }
 
-    /// Ends the connection. The other end notices this at once.
+    /// Ends the connection. The other end notices this immediately.
     pub(crate) fn leave(&self) {
         self.close();
         // This fails if the other end has closed first.
@@ -260,9 +260,9 @@ impl Link {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Waits for frames, up to the time limit if there is one, and meanwhile sends waiting bytes.
-    /// Returns the frames, and whether there is new room for requests. Without `listen` it takes no
-    /// frames, and waits until bytes were sent.
+    /// Waits for frames, up to the time limit if there is one, and sends waiting bytes during that
+    /// time. Returns the frames, and whether there is new room for requests. Without `listen` it
+    /// takes no frames, and waits until bytes were sent.
     ///
     /// # Errors
     ///
@@ -314,8 +314,8 @@ impl Link {
             let Tls { connection, received } = &mut *tls;
             connection.read_tls(&mut rest)?;
             let state = connection.process_new_packets().map_err(|error| {
-                // Tries to tell the other end why. If that fails, the other end notices that this
-                // one is gone.
+                // Tries to send the reason to the other end. If that fails, the other end notices
+                // that this one is gone.
                 let _ = connection.write_tls(&mut Socket(&self.socket));
                 broken(error)
             })?;

@@ -90,8 +90,8 @@ pub struct PeerInfo {
 }
 
 impl Joining {
-    /// Meets all other shards, however long that takes. `waits` is called with the first missing
-    /// shard and its address whenever that changes.
+    /// Meets all other shards, without a time limit. `waits` is called with the first missing shard
+    /// and its address whenever that changes.
     ///
     /// # Errors
     ///
@@ -378,7 +378,7 @@ impl Mesh {
     ///
     /// While the answers to its requests pile up, its frames wait, too, because a short request may
     /// have a long answer. They are still read, because two shards that wait for each other to read
-    /// would wait forever. Meanwhile the process is asked to send no requests.
+    /// would deadlock. During that time the other shard's requests are throttled.
     fn serve(&self, shard: ShardId, peer: &Peer, to: &dyn Receive) {
         let mut frames = std::mem::take(&mut *lock(&peer.early));
         let (mut inbox, mut deferred) = (Inbox::default(), Deferred::default());

@@ -30,9 +30,9 @@ pub(crate) struct Peer {
     pub(crate) early: Mutex<Vec<Frame>>,
     /// True if anything was received from it since the last check.
     pub(crate) received: AtomicBool,
-    /// True if it has asked this shard to send no requests.
+    /// True if it has throttled this shard's requests.
     pub(crate) holds: AtomicBool,
-    /// The shard because of which it was asked to send no requests, if it was.
+    /// The shard because of which its requests were throttled, if they were.
     pub(crate) held: Mutex<Option<ShardId>>,
     pub(crate) gone: AtomicBool,
     /// The reason for which it was considered dead, if it was.

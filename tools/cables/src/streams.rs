@@ -91,7 +91,7 @@ struct State {
     credit: u32,
     /// True if the stream is closed.
     closed: bool,
-    /// True if the other shard has been told that no more data comes.
+    /// True if the end of the data was sent to the other shard.
     sent: bool,
     /// True if the other end has stopped reading.
     unread: bool,
@@ -514,7 +514,7 @@ mod tests {
         assert!(streams.take(&data).is_none() && lock(&visit.stream.state).closed);
         drop(visit);
         assert!(lock(&streams.table).is_empty());
-        // Not more streams at once than the limit. Streams that are not accepted make room.
+        // The number of streams is limited. Streams that are not accepted make room.
         let visits: Vec<_> = (0..2000).filter_map(|n| streams.take(&open(n))).collect();
         assert_eq!(visits.len(), MOST);
         drop(visits);

@@ -141,7 +141,7 @@ fn messages_of_all_pairs_arrive_in_order() {
             for to in (0..3).filter(|to| *to != own) {
                 scope.spawn(move || {
                     for number in 0..COUNT {
-                        // Some messages are larger than a socket takes at once.
+                        // Some messages are larger than a socket buffer.
                         let size = if number % 50 == 0 { 250_000 } else { number as usize * 7 };
                         let mut message = number.to_le_bytes().to_vec();
                         message.resize(4 + size, number as u8);

@@ -14,12 +14,12 @@ use crate::name::{MachineName, NodeName};
 use crate::protocol::{MachineInfo, NodeInfo, Reply, Request, VERSION};
 use crate::rundir;
 
-/// The time limit for a machine to answer questions whose answer it knows at once.
+/// The time limit for a machine to answer questions that need no work.
 const ANSWER: Duration = Duration::from_secs(5);
 /// The time limit for the agents of Linux nodes to answer a ping.
 pub const PING: Duration = Duration::from_secs(2);
-/// The time for which the agent of a Linux node may answer nothing before a program there is given
-/// up, unless the request says otherwise.
+/// The time for which the agent of a Linux node may be silent before a program there is abandoned,
+/// unless the request says otherwise.
 pub const SILENCE: Duration = Duration::from_secs(30);
 
 /// A connection to a machine.
@@ -93,7 +93,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// As [`Connection::reply`], and also if the answer does not arrive in time.
+    /// As [`Connection::reply`], and also on a timeout.
     pub fn reply_until(&mut self, end: Instant) -> anyhow::Result<Reply> {
         // The time is for the whole answer, which may come byte by byte.
         let reply =
@@ -152,7 +152,8 @@ fn look(control: &Path, ping: bool) -> anyhow::Result<MachineInfo> {
     }
 }
 
-/// A running machine, or those of its shards that run on this host, any of which answers for all.
+/// A running machine, or its shards on this host. Any of these shards answers for the whole
+/// machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
     /// The name of the machine.
@@ -162,7 +163,7 @@ pub struct Present {
     pub sockets: Vec<(MachineName, PathBuf)>,
 }
 
-/// Returns the machines that run on this host, or of which shards do, by name.
+/// Returns the machines on this host, and those with shards on it, by name.
 ///
 /// # Errors
 ///
@@ -179,9 +180,9 @@ pub fn present() -> anyhow::Result<Vec<Present>> {
     Ok(found)
 }
 
-/// Finds the machine of this name, or else the only one. Machines of `tofu run` are considered only
-/// if there are no others, so that a job in one terminal does not make `tofu exec 0` ambiguous in
-/// another.
+/// Finds the machine of this name, or the only one if there is no name. Machines of `tofu run` are
+/// considered only if there are no others, so that a job in one terminal does not make `tofu exec
+/// 0` ambiguous in another.
 ///
 /// # Errors
 ///
@@ -301,7 +302,7 @@ pub fn locate(text: &str) -> anyhow::Result<(PathBuf, Shape, Coords)> {
     Ok((control, shape, at))
 }
 
-/// Asks a machine something that it can answer at once.
+/// Asks a machine a question that needs no work.
 pub fn ask(control: &Path, request: &Request) -> anyhow::Result<Reply> {
     let mut connection = Connection::open(control, request)?;
     connection.out.set_read_timeout(Some(ANSWER))?;

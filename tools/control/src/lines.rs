@@ -68,12 +68,12 @@ impl<R: Read> LineReader<R> {
         self.receive_with(|_| Ok(()))
     }
 
-    /// Like [`LineReader::receive`], but calls `before` with the stream before each read, of which
-    /// a message may take many.
+    /// Like [`LineReader::receive`], but calls `before` with the stream before each read. A message
+    /// may take many reads.
     ///
     /// # Errors
     ///
-    /// Also those of `before`. What was read of a message is lost then.
+    /// Also those of `before`. The part of a message that was read is then lost.
     pub(crate) fn receive_with<T: DeserializeOwned>(
         &mut self,
         mut before: impl FnMut(&R) -> io::Result<()>,

@@ -43,7 +43,8 @@ impl MachineName {
         self.0.starts_with(OF_A_RUN)
     }
 
-    /// Returns the name of the machine of which this is a shard, `NAME-partI`, or else this name.
+    /// Returns the name of the whole machine, for the name `NAME-partI` of a shard; otherwise this
+    /// name.
     #[must_use]
     pub(crate) fn of_whole(&self) -> Self {
         let whole =

@@ -52,8 +52,8 @@ pub enum Request {
     Pause { node: u32 },
     /// Lets a node's processors continue.
     Resume { node: u32 },
-    /// Lets time go on that stands still in a machine in modelled time, until it gets to another
-    /// time in picoseconds if there is one. Virtual machines must be continued after that.
+    /// Resumes the stopped time of a machine in modelled time, until `until` in picoseconds, if
+    /// given. Virtual machines must be continued after that.
     GoOn { until: Option<u64> },
     /// Asks whether there is a gateway. Answered by [`Reply::Done`].
     Gateway,
@@ -75,7 +75,7 @@ pub enum Request {
     SetLink { node: u32, port: String, up: bool },
     /// Answered by [`Reply::Links`].
     Links,
-    /// Makes the routers of nodes fail, all at once, or work again. With `guests`, their guests
+    /// Makes the routers of nodes fail, all together, or work again. With `guests`, their guests
     /// end, and Linux nodes that are off are started again. Answered when that has begun.
     SetNodes {
         nodes: Vec<u32>,
@@ -123,9 +123,9 @@ pub enum Request {
     Inspect(InspectRequest),
     /// Walks the tables of a control queue to memory. Answered by [`Reply::Inspection`].
     Translate(TranslateRequest),
-    /// Traces commands. Answered by [`Reply::Traced`], which is empty the first time, when the
-    /// trace has begun, and at the end by [`Reply::TraceEnded`], after which the connection ends.
-    /// It ends early when the client closes its side.
+    /// Traces commands. Answered by several [`Reply::Traced`]; the first one is empty, and comes
+    /// when the trace has begun. The last answer is [`Reply::TraceEnded`], after which the
+    /// connection ends. The trace ends early when the client closes its side.
     Trace(TraceRequest),
 }
 
@@ -157,7 +157,7 @@ pub struct TracedCommand {
     /// Place of the descriptor in the transmit order queue.
     pub slot: u32,
     /// Place in the table of outstanding commands, and a number that distinguishes it from others
-    /// in that place. `None` for a command that ended at once.
+    /// in that place. `None` for a command that ended before it was begun.
     pub tag: Option<(u16, u32)>,
     /// Its name, such as `Put`, or its code.
     pub command: String,
@@ -239,7 +239,7 @@ pub struct TracedInterrupt {
     pub vector: u16,
     /// When it was requested, in nanoseconds since 1970.
     pub at_ns: u64,
-    /// When the guest next accessed a register in a way that the device sees.
+    /// The time of the guest's next access to a register that the device handles.
     pub access_ns: Option<u64>,
     /// That register's offset in BAR0.
     pub offset: Option<u64>,
@@ -431,7 +431,7 @@ pub struct TimeInfo {
     pub ns_per_instruction: f64,
     /// The number of events that came to guests that were ahead of them.
     pub late: u64,
-    /// The longest time by which one was, in nanoseconds.
+    /// The longest time by which a guest was ahead, in nanoseconds.
     pub late_most_ns: u64,
     /// Of each guest.
     pub guests: Vec<GuestTimeInfo>,
@@ -476,7 +476,7 @@ pub struct GuestTimeInfo {
     pub awake_ns: u64,
     /// The host's nanoseconds in which it ran.
     pub host_ns: u64,
-    /// The number of times that it stopped to ask how far it may run.
+    /// The number of times that it stopped to request permission to run further.
     pub steps: u64,
     /// Its accesses to the device.
     pub accesses: u64,
@@ -548,7 +548,7 @@ pub struct ShardInfo {
     pub shard: u16,
     /// The address at which it listens, as given to `tofu hosts init`.
     pub address: String,
-    /// The process that has it, or had it.
+    /// The process that holds or held it.
     pub pid: u32,
     /// Its state.
     pub state: ShardState,
@@ -558,7 +558,7 @@ pub struct ShardInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardState {
-    /// It is the one that was asked.
+    /// True if it is the shard that answers.
     Here,
     /// It answers.
     There,
@@ -672,7 +672,7 @@ pub struct JobInfo {
     pub job: u32,
     /// Its program.
     pub command: String,
-    /// The process that asked for it.
+    /// The process that requested it.
     pub pid: Option<u32>,
     /// Its state.
     pub state: JobState,
@@ -822,7 +822,7 @@ pub struct CaptureLimits {
 pub struct CaptureSummary {
     /// Packets in the file.
     pub packets: u64,
-    /// Packets that passed the filter, but were dropped for lack of room.
+    /// Packets that passed the filter, but were dropped because the buffer was full.
     pub dropped: u64,
     /// The time it took.
     pub seconds: f64,

@@ -2,7 +2,7 @@
 //!
 //! A run directory is `$XDG_RUNTIME_DIR/tofu/NAME`, or `/tmp/tofu-UID/NAME` if that variable is not
 //! set. The file `lock` in it is locked as long as the machine's process lives. A directory whose
-//! lock is free was left by a killed process, and the first process that sees it removes it.
+//! lock is free was left by a killed process; the first process that finds it removes it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};

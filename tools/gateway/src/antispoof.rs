@@ -109,7 +109,7 @@ mod tests {
             assert!(is_honest(&frame(ONE, kind, &[0x45]), 0));
         }
         assert!(is_honest(&[0; 5], 0));
-        // An incomplete ARP packet is of no use, however.
+        // An incomplete ARP packet is useless, however.
         assert!(!is_honest(&frame(ONE, 0x0806, &[0, 1, 8, 0, 6, 4, 0, 2, 2, 0]), 0));
     }
 }

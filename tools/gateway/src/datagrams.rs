@@ -1,7 +1,7 @@
 //! Datagrams between a client and a port of a node.
 //!
-//! They go over a stream, each after its length in two bytes, big endian. A datagram for which
-//! there is no room is lost, as anywhere on its way.
+//! They are sent over a stream, each after its length in two bytes, big endian. A datagram for
+//! which there is no room is lost, as it may be anywhere in the network.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -143,7 +143,7 @@ mod tests {
         (Flow::new(own, node, 1472), client, socket)
     }
 
-    /// Datagrams are extracted from the stream wherever that is split, and long ones are dropped.
+    /// Datagrams are extracted from the stream for any split of it, and long ones are dropped.
     #[test]
     fn datagrams_are_cut_out_of_the_stream() {
         let (mut flow, mut client, mut socket) = flow();

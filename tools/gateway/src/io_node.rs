@@ -29,8 +29,8 @@ const MEMORY: usize = 16 << 20;
 const BUFFERS: u16 = 1024;
 /// Frames that are received before tenants get their turn.
 const TURN: usize = 256;
-/// The time for which the thread sleeps while packets are in flight, because nothing wakes
-/// it up when a packet has met a dead link and must be sent another way.
+/// The time for which the thread sleeps while packets are in flight. It must poll, because nothing
+/// wakes it when a packet has met a dead link and must be sent on another path.
 const NAP: Duration = Duration::from_millis(1);
 
 /// The settings of the machine's network.
@@ -129,9 +129,9 @@ impl Out<'_> {
 /// A user of the link of an I/O node. All of its methods are called on the node's thread
 /// and must not block.
 pub trait Tenant: Send {
-    /// A frame has arrived: for this node or for a group, from the node whose hardware address it
-    /// has, and without another node's IP address as its sender. Returns whether it is for this
-    /// tenant alone; if not, the next one sees it too.
+    /// Handles an arriving frame. It is for this node or for a group. Its hardware address is that
+    /// of its sender, and its IP address does not belong to another node. Returns true if it is for
+    /// this tenant only; otherwise the next one gets it too.
     fn frame(&mut self, frame: &[u8]) -> bool;
 
     /// Adds the events to wait for before [`Tenant::work`] is called again.

@@ -4,8 +4,8 @@
 //! An [`IoNode`] is the link of such a node on its own thread. Its purpose is decided by the
 //! [`Tenant`]s on top of it:
 //!
-//! - [`Stack`], a TCP/IP stack in this process, for connections to nodes without any rights on
-//!   the host;
+//! - [`Stack`], a TCP/IP stack in this process, for connections to nodes without privileges on the
+//!   host;
 //! - [`Tap`], a network interface of the host's kernel, which needs CAP_NET_ADMIN;
 //! - others, such as a boot server.
 //!

@@ -238,9 +238,9 @@ impl fmt::Debug for Stack {
 impl Stack {
     /// A stack for the I/O node `at`, which `waker` wakes up.
     ///
-    /// It has the node's addresses. If another tenant has these, such as the host's kernel behind a
-    /// [`Tap`](crate::Tap) (`shared`), it has the address of the node's other side, and takes only
-    /// frames for that.
+    /// It has the node's addresses. With `shared`, another tenant has these, such as the host's
+    /// kernel behind a [`Tap`](crate::Tap). The stack then has the address of the node's other
+    /// side, and takes only frames for that.
     pub fn new(config: &Config, at: Coords, waker: Waker, shared: bool) -> (Self, Connector) {
         let mac = EthernetAddress(addr::mac(at));
         let max_frame = usize::from(config.mtu) + tofu_ipotofu::wire::ETHERNET_HEADER;
@@ -299,7 +299,7 @@ impl Stack {
         socket.set_ack_delay(None);
         socket.set_timeout(Some(CONNECT.into()));
         let local = self.port();
-        // The stack asks for addresses once a second at most, so the answer is given in advance.
+        // The stack sends at most one address query per second, so the answer is given in advance.
         self.introduce(to);
         socket
             .connect(self.interface.context(), (to, port), local)
@@ -331,7 +331,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Tells the stack the hardware address that goes with a node's address.
+    /// Gives the stack the hardware address for a node's address.
     fn introduce(&mut self, node: Ipv4Addr) {
         let Some((machine, at)) = addr::node_of_ipv4(node.octets()) else { return };
         if machine != self.machine {
@@ -380,7 +380,7 @@ impl Stack {
                     let _ = reply.try_send(self.datagrams(to, port, client));
                 }
                 Command::Splice { id, client } => {
-                    // If it has ended meanwhile, so does the client's.
+                    // If it has ended in the meantime, the client's connection ends too.
                     if let Some(stream) = self.streams.iter_mut().find(|stream| stream.id == id) {
                         stream.state = State::Spliced(client);
                     }
@@ -637,7 +637,7 @@ struct Queue {
     buffer: Vec<u8>,
 }
 
-/// The device that the stack sees.
+/// The stack's network device.
 struct Port<'a, 'b> {
     queue: &'a mut Queue,
     out: Option<&'a mut Out<'b>>,

@@ -265,7 +265,7 @@ fn datagrams_there_and_back() {
     for shared in [false, true] {
         let world = World::new(shared);
         let streams = [1, 2].map(|node| datagrams(&world, node, ECHO));
-        // Both at once, of all lengths that fit into a packet.
+        // Both at the same time, with all lengths that fit into a packet.
         for length in [0, 1, 100, 1471, 1472] {
             let sent = [0, 1].map(|n| bytes(length + n, length));
             for (mut stream, sent) in streams.iter().zip(&sent) {

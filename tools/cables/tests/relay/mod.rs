@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Number of bytes that are passed on at once.
+/// Number of bytes that are relayed at a time.
 const PIECE: usize = 16 << 10;
 /// The most pieces in flight.
 const PIECES: usize = 64;
