@@ -8,7 +8,7 @@ fn main() {
         println!("cargo::rustc-link-arg-bins={arg}");
     }
     println!("cargo::rustc-link-arg-bins=-T{script}");
-    // A loader: see tofu_bare::loader.
+    // A loader; see tofu_bare::loader.
     for symbol in ["__image_base=0x100000", "__loader_heap=0x200000"] {
         println!("cargo::rustc-link-arg-bin=tofu-boot=-Wl,--defsym={symbol}");
     }

@@ -15,7 +15,7 @@ use crate::{Comm, Error, GPID, NodePlatform, SPIN_NS, TELL_NS, TNI, fail, tell};
 
 /// Start and end gate, and the channel, of all nodes.
 const BCH: BchId = BchId::ALL[0];
-/// The time limit for a round, in nanoseconds, before a node is asked whether it still works.
+/// The time after which a node in a round is checked, in nanoseconds.
 const ROUND_NS: u64 = 10_000_000_000;
 
 /// The nodes' barrier gates, linked.
@@ -125,7 +125,7 @@ impl Gates {
         self.run(Op::Barrier, &Input::default(), 0).map(drop)
     }
 
-    /// Returns true if there is [`Op::MaxLoc`], which reduces two integers at once.
+    /// Returns true if there is [`Op::MaxLoc`], which reduces two integers together.
     pub fn have_pairs(&self) -> bool {
         self.profile.integers >= 2
     }

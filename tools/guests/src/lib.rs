@@ -1,13 +1,12 @@
 //! Shared by the guest programs: the places of nodes, and the communication with them.
 //!
-//! All nodes do the same: they open control queue 0 of TNI 0 and register the same STags, so that a
-//! node knows every other one's addresses without an exchange.
+//! All nodes open control queue 0 of TNI 0 and register the same STags, so that each node knows
+//! every other node's addresses without an exchange.
 //!
-//! Command line: `shape=` and `torus=` tell the machine (see [`tofu_abi::topology`]),
-//! `io=1` that nodes with Z = 0 run none, `nodes=N` that only the first N of the others do,
-//! `without=N` that node N is left out of them,
-//! `wait=irq` (the default) or `wait=poll` how to wait, `json=1` that results are wanted as a line
-//! of JSON.
+//! Command line: `shape=` and `torus=` give the machine (see [`tofu_abi::topology`]). With `io=1`,
+//! nodes with Z = 0 run no program; with `nodes=N`, only the first N of the others do; `without=N`
+//! leaves out node N. `wait=irq` (the default) or `wait=poll` selects how to wait. `json=1` prints
+//! results as a line of JSON.
 //!
 //! The programs run without an operating system (feature `bare`, the default) or as Linux
 //! programs (feature `linux`). The differences are hidden behind [`entry!`], [`println!`],
@@ -57,13 +56,13 @@ const CQ: CqId = CqId::ALL[0];
 const CONTROL: u32 = 0;
 /// STag of the program's data.
 const DATA: u32 = 1;
-/// Group process id of the shipped programs. Not 0, the reset value: a node that was never
-/// set up cannot talk to them.
+/// Group process id of the shipped programs. Not 0, the reset value: a node that was never set up
+/// cannot communicate with them.
 const GPID: u64 = 1;
 /// Offset in the control block of the number of the last barrier that all nodes have reached.
 const RELEASE: u64 = 0;
 
-/// Offset in node 0's control block of how often a node has come to a barrier.
+/// Offset in node 0's control block of the number of barriers that a node has reached.
 fn arrivals(rank: u32) -> u64 {
     8 + 8 * u64::from(rank)
 }
@@ -237,8 +236,8 @@ pub struct Comm {
     started: Awaited,
 }
 
-/// Completions and notices that commands in progress still wait for. Each command has a completion,
-/// which tells that it was sent, and a notice, which tells its target's result.
+/// Outstanding completions and notices of commands in progress. Each command has a completion,
+/// which reports that it was sent, and a notice with its target's result.
 #[derive(Clone, Copy, Debug, Default)]
 struct Awaited {
     completions: u64,
@@ -324,8 +323,8 @@ impl Comm {
         self.cq.device().coords()
     }
 
-    /// The numbers of the other nodes that run programs, beginning with the next one, so that not
-    /// all nodes address the same one at once.
+    /// The numbers of the other nodes that run programs, beginning with the next one, so that the
+    /// nodes do not all address the same one at the same time.
     pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         let (rank, nodes) = (self.rank, self.nodes);
         (1..nodes).map(move |i| (rank + i) % nodes)
@@ -512,9 +511,8 @@ impl Comm {
         self.wait_until_or_tell(PATROL_NS, done, |_, out| out.push_str("another node"))
     }
 
-    /// The same; if it takes long, a message says so, with the text that `whom` writes. It wakes up
-    /// to check the time after `patrol` nanoseconds at the latest, unless that is the greatest
-    /// value.
+    /// The same. If it takes long, prints a message with the text of `whom`. It wakes up at the
+    /// latest after `patrol` nanoseconds to check the time, unless that is the greatest value.
     fn wait_until_or_tell(
         &mut self,
         patrol: u64,

@@ -24,8 +24,8 @@ use crate::{Comm, Error, NodePlatform, Numbering, SPIN_NS, Setup, fail, now_ns, 
 
 /// TNI of all nodes' links.
 const TNI: TniId = TniId::ALL[0];
-/// The interval at which the stack is given the other nodes' addresses, in nanoseconds: it forgets
-/// addresses that it has not used for a minute, and asks for at most one address per second.
+/// The interval at which the stack is given the other nodes' addresses, in nanoseconds: it drops
+/// addresses that it has not used for a minute, and queries at most one address per second.
 const INTRODUCE_NS: u64 = 20_000_000_000;
 /// The longest sleep, in nanoseconds.
 const NAP_NS: u64 = 1_000_000_000;
@@ -235,7 +235,7 @@ impl Net {
     ///
     /// # Errors
     ///
-    /// If it does not get out within a second.
+    /// If it is not sent within a second.
     pub fn close(mut self) -> Result<(), Error> {
         self.poll();
         if self.device.link().drain(NAP_NS) {
@@ -302,7 +302,7 @@ impl Net {
             self.poll();
             self.sockets.remove(handle);
             if open == Some(false) {
-                // Refused at once; it may take a moment until something listens.
+                // Refused immediately, because no program listens yet.
                 self.run(TRY_NS / 20, |net| {
                     meanwhile(net);
                     None::<()>

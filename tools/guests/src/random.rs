@@ -32,7 +32,7 @@ impl Random {
         self.below(n) == 0
     }
 
-    /// One of these, of which there must be some.
+    /// Returns one of these; there must be at least one.
     pub const fn choose<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }

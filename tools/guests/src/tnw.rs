@@ -70,7 +70,7 @@ impl<'a> Lane<'a> {
         Ok(Self { stream: nwp.open(link, channel)?, buffer, bytes: vec![0; most] })
     }
 
-    /// The same, with waits that sleep, for programs of which more run than there are processors.
+    /// The same, with waits that sleep, for use by more programs than there are processors.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// The link by which a node reaches another one next to it.
+/// The link from a node to a neighbour.
 pub fn link_between(shape: &Shape, from: Coords, to: Coords) -> Option<Link> {
     Link::ALL.into_iter().find(|link| shape.neighbor(from, link.port()) == Some(to))
 }

@@ -106,7 +106,7 @@ fn allreduce(comm: &mut Comm) -> Result<(), Error> {
         let algorithm = gates.choice().algorithm;
         println!("allreduce over {nodes} nodes by {algorithm}: sum {sum}, {us} us");
     }
-    // Other nodes' gates may still send to this node's.
+    // Other nodes' gates may still send to gates of this node.
     comm.barrier()
 }
 

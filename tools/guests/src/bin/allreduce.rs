@@ -24,7 +24,7 @@ fn allreduce() -> Result<(), Error> {
         "{nodes} nodes, {algorithm}, {own} gates here: \
          all operations verified {rounds} times, {us} us"
     );
-    // Other nodes' gates may still send to this node's.
+    // Other nodes' gates may still send to gates of this node.
     comm.barrier()
 }
 

@@ -1,6 +1,6 @@
 //! Sends malformed and forged packets of IP over Tofu: false origins, wrong lengths, too many
-//! address requests, requests to fetch memory that does not exist. Nothing of it may harm the other
-//! nodes; the program succeeds if it comes to its end.
+//! address requests, requests to fetch memory that does not exist. None of this may harm the other
+//! nodes; the program succeeds if it reaches its end.
 //!
 //! `count=N`: how many packets (20000), `seed=N`: which.
 #![cfg_attr(feature = "bare", no_std, no_main)]

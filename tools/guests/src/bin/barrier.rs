@@ -1,11 +1,11 @@
 //! Latency of a barrier and of a sum over all nodes, by barrier gates and by Puts.
 //!
-//! `rounds=N` of each (200), by turns, so that both see the same load. Node 0 prints a table:
+//! `rounds=N` of each (200), alternating, so that both have the same load. Node 0 prints a table:
 //! `gates` is 1 for gates and 0 for Puts, `bytes` 0 for a barrier and 8 for a sum.
 //!
 //! With `through=SECONDS`, nodes 0 and 2 of three instead sum up numbers for that long, through
-//! relay gates of node 1, which takes no other part in it. Node 1 prints a count, so that one sees
-//! that it stops when it is paused, and that the others do not.
+//! relay gates of node 1, whose program takes no part. Node 1 prints a count, which shows that its
+//! program stops when the node is paused, while the others continue.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;
@@ -69,7 +69,7 @@ fn through(seconds: u64) -> Result<(), Error> {
             next = now_ns() + LINE_NS;
         }
     }
-    // Other nodes' gates may still send to this node's.
+    // Other nodes' gates may still send to gates of this node.
     comm.barrier()
 }
 

@@ -1,5 +1,5 @@
-//! Writes random values to registers, rings, descriptors and tables. Nothing of it may harm the
-//! machine or the other nodes; the program succeeds if it comes to its end.
+//! Writes random values to registers, rings, descriptors and tables. None of this may harm the
+//! machine or the other nodes; the program succeeds if it reaches its end.
 //!
 //! `steps=N`: how much (2000), `seed=N`: which. It keeps two rules, because a guest may break them
 //! without any fault of the device: it lets the device write only to one arena in the node's

@@ -1,8 +1,8 @@
 //! Every node serves a page over HTTP, and fetches the pages of all others.
 //!
 //! `size=N` bytes of the page (20000), `count=N` how often to fetch each (3); `forever=1` keeps
-//! serving after that. With `again=1` it keeps fetching while nodes go and come back, and reports,
-//! once a second at most, when the pages of all nodes have arrived.
+//! serving after that. With `again=1` it keeps fetching while nodes fail and recover, and reports,
+//! at most once a second, when the pages of all nodes have arrived.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;

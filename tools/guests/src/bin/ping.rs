@@ -1,8 +1,8 @@
-//! Node 0 pings every other node over IP. It tells them by a broadcast when it is done.
+//! Node 0 pings every other node over IP. It broadcasts a message when it is done.
 //!
 //! `count=N` echo requests of each size to each node (20), `size=N` bytes of data of the largest
-//! (what fits into one packet of the MTU). Once each by IPv6, too. `tries=N` (1): requests that
-//! are not answered are sent again, where the network loses some.
+//! (what fits into one packet of the MTU). Each size is also sent once by IPv6. `tries=N` (1):
+//! unanswered requests are sent again, for networks that lose some.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;

@@ -1,9 +1,9 @@
 //! Time of a Put by size, from node 0 to another node.
 //!
-//! `peer=N` is the other node (the last one), `count=N` the Puts for each size (1000), `max=N`
-//! the largest size in bytes (65536). Times are kept of the first 262144 Puts of each size, so that
-//! `count` may be as large as a machine is to be kept busy. Only node 0 spins; the others sleep, so
-//! that two processors are enough for this guest and an engine.
+//! `peer=N` is the other node (the last one), `count=N` the Puts for each size (1000), `max=N` the
+//! largest size in bytes (65536). Times are kept for the first 262144 Puts of each size, so that
+//! any `count` can be used to keep a machine busy. Only node 0 spins; the others sleep, so that two
+//! processors are enough for this guest and an engine.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;

@@ -29,7 +29,7 @@ const MAX_LEN: u64 = 3 * MAX_MTU as u64;
 /// Bytes between the places of two nodes.
 const SLOT: u64 = 8192;
 /// Offsets in each node's memory: the data that it puts, the data that it gets back, the nodes that
-/// need its IP no more, and a place for each node to put to.
+/// no longer need its IP, and a place for each node's Puts.
 const SOURCE: u64 = 0;
 const BACK: u64 = SLOT;
 const DONE: u64 = 2 * SLOT;
@@ -228,6 +228,6 @@ fn soak() -> Result<(), Error> {
         "{serial} Puts, {lost} commands lost and told, {answers} of {pings} pings answered, \
          {SUMS} sums"
     );
-    // Other nodes' gates may still send to this node's.
+    // Other nodes' gates may still send to gates of this node.
     comm.barrier()
 }

@@ -1,6 +1,6 @@
 //! Throughput of Puts by size, from node 0 to another node.
 //!
-//! `peer=N` is the other node (the last one), `bytes=N` what to move for each size (64 MiB),
+//! `peer=N` is the other node (the last one), `bytes=N` the bytes to move for each size (64 MiB),
 //! `max=N` the largest size in bytes (1 MiB). The other nodes only wait.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 

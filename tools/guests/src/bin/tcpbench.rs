@@ -65,7 +65,7 @@ fn client(net: &mut Net, socket: SocketHandle, bytes: u64, count: u64) -> Result
     let mut table = Table::new("tcpbench", columns)?;
     let start = now_ns();
     send(net, socket, bytes)?;
-    // The other side's first byte tells that it has received everything.
+    // The other side's first byte confirms that it has received everything.
     let first = net.run(QUIET_NS, |net| {
         let socket = net.sockets.get::<tcp::Socket>(socket);
         (socket.can_recv() || bytes == 0).then_some(())

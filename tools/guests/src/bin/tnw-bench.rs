@@ -1,8 +1,9 @@
 //! TNW: latency and bandwidth by size, by stores and by fetching, over one to three links.
 //!
-//! Latency is half of the time that a message of the first node to its neighbour and back takes,
-//! from the send to the notification. Then all nodes send to X+, then to X+ and Y+, then to X+, Y+
-//! and Z+ at once, and receive from the other sides: what a node sends in the time of such a round.
+//! Latency is half of the round-trip time of a message from the first node to its neighbour, from
+//! the send to the notification. For bandwidth, all nodes send to X+, then to X+ and Y+, then to
+//! X+, Y+ and Z+ at the same time, and receive from the other sides; the result is the bytes that a
+//! node sends in the time of such a round.
 //!
 //! `count=N`: how often each size (20); `max=N`: the longest message in bytes (65536); `pput=N`:
 //! the longest one by stores (8192).
@@ -31,7 +32,7 @@ const COLUMNS: &[Column] = &[
 ];
 /// Messages of the shortest size: a packet.
 const SHORTEST: usize = 128;
-/// The longest messages, that `max=` may ask for.
+/// The greatest value of `max=`.
 const LIMIT: u64 = 1 << 20;
 
 /// The measurement.

@@ -6,8 +6,8 @@
 //! (the default) or `how=pput` is how messages are sent. Each node also computes the whole lattice
 //! by itself, and compares; `verify=0` omits that.
 //!
-//! The lattice is D2Q9, with nine populations a site that come from the eight neighbours and from
-//! the site itself, and a single time of relaxation. Its weights are rational numbers, so that it
+//! The lattice is D2Q9, with nine populations per site, which come from the eight neighbours and
+//! from the site itself, and a single relaxation time. Its weights are rational numbers, so that it
 //! needs only additions, multiplications and divisions, whose results are the same everywhere.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
@@ -227,7 +227,7 @@ struct Lanes<'a> {
 }
 
 impl<'a> Ring<'a> {
-    /// The ring of these nodes, of which this is one.
+    /// The ring of these nodes, which include this one.
     fn new(nwp: &'a Nwp<NodePlatform>, nodes: &[Coords], how: How) -> Result<Self, Error> {
         let count = nodes.len();
         let here = nodes.iter().position(|at| *at == nwp.coords());
@@ -250,7 +250,7 @@ impl<'a> Ring<'a> {
         let (before, here, next) =
             (node(self.index + self.count - 1), node(self.index), node(self.index + 1));
         let forward = link_between(&shape, here, next);
-        // The other end of the link by which the one before reaches this.
+        // The other end of the link from the previous node to this one.
         let backward = link_between(&shape, before, here).map(|link| link.opposite());
         let (Some(forward), Some(backward)) = (forward, backward) else {
             return Err(fail!("{before}, {here} and {next} are no neighbours: no ring"));
@@ -297,8 +297,8 @@ impl<'a> Ring<'a> {
     }
 }
 
-/// The nodes of a torus of two axes in an order in which each is next to the one before, and the
-/// first to the last; `None` if there is none, as both lengths are odd.
+/// Orders the nodes of a torus of two axes so that each is a neighbour of the previous one, and the
+/// first of the last; `None` if there is no such order, because both lengths are odd.
 fn round_trip(a: u8, b: u8) -> Option<Vec<(u8, u8)>> {
     if a == 1 || b == 1 {
         return Some((0..a).flat_map(|i| (0..b).map(move |j| (i, j))).collect());

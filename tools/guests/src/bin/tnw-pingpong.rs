@@ -1,7 +1,7 @@
 //! TNW: latency of messages between the first node and its neighbour on X+.
 //!
-//! `rounds=N`: how often each length (10). `windows=registers`: each store to a window leaves the
-//! guest, as if it could not be memory that the device looks at.
+//! `rounds=N`: the rounds for each length (10). `windows=registers`: each store to a window causes
+//! an exit, as if windows could not be memory that the device polls.
 #![cfg_attr(feature = "bare", no_std, no_main)]
 
 extern crate alloc;

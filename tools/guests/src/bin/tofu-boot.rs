@@ -128,7 +128,7 @@ impl Wire {
                 }
                 task.receive(message, tofu_guests::now_ns());
                 if task.is_done() {
-                    // The server that answers first is asked for all the rest.
+                    // All further requests go to the server that answers first.
                     self.server = Some(from);
                     return Ok(());
                 }

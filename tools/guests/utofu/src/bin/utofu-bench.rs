@@ -305,7 +305,8 @@ impl Side {
         Ok(())
     }
 
-    /// Puts of 8 bytes through the driver's queue alone: until complete, and many at once.
+    /// Puts of 8 bytes through the driver's queue, without uTofu: one at a time, and many in
+    /// flight.
     fn by_hand(&self) -> Result<(), Error> {
         let provider = Arc::clone(self.context.provider());
         let config = CqConfig {

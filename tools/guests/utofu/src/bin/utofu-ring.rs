@@ -32,8 +32,8 @@ fn notice(vcq: &Vcq<BareProvider>) -> Notice {
     }
 }
 
-/// Puts eight bytes until the target is there to take them, according to the notice. Returns the
-/// notice of a Put of another node, if it comes meanwhile.
+/// Puts eight bytes until the notice reports that the target has taken them. Returns the notice of
+/// another node's Put, if one comes before that.
 fn put(vcq: &Vcq<BareProvider>, to: VcqId, value: u64) -> Result<Option<Notice>, Error> {
     let posting = Posting::new(to.0, 0, LOCAL_MRQ_NOTICE | REMOTE_MRQ_NOTICE)?;
     let command = posting.put_piggyback8(value, 8, Stadd::reserved(to, MAILBOX)?.0)?;
