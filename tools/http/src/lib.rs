@@ -1,7 +1,8 @@
 //! Answers requests of browsers and programs by HTTP/1, one request per connection.
 //!
-//! It serves pages of a running machine, not the world: heads and bodies are short, and a client
-//! that is slow or sends too much is dropped. The caller decides what is served, and to whom.
+//! It serves pages of a running machine, and is not a public web server: heads and bodies are
+//! short, and a client that is slow or sends too much is dropped. The caller decides what is
+//! served, and to whom.
 
 use std::borrow::Cow;
 use std::io::{self, Read, Write};
@@ -15,7 +16,7 @@ const MAX_FIELDS: usize = 64;
 const MAX_BODY: usize = 4 << 10;
 /// The time limit for a client in all.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Limits, in time and bytes, of what a client may keep sending once it has its answer.
+/// Limits, in time and bytes, for data that a client sends after it has its answer.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_DRAIN: usize = 64 << 10;
 
@@ -131,7 +132,7 @@ fn left(until: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Reads a request. The inner error tells what is wrong with it.
+/// Reads a request. The inner error describes an invalid one.
 fn read(client: &mut TcpStream, until: Instant) -> io::Result<Result<Request, &'static str>> {
     let mut bytes = Vec::new();
     let (mut request, body, length) = loop {

@@ -191,8 +191,8 @@ impl<'a> Apt<'a> {
         Err(problem.unwrap_or(Error::NoMirror))
     }
 
-    /// Writes our apt.conf. It takes over from the host's only how to reach a mirror, because that
-    /// may have hooks, pins and folders that must not apply here.
+    /// Writes our apt.conf. From the host's it takes only the settings for reaching a mirror,
+    /// because the others (hooks, pins, folders) must not apply here.
     fn configure(&self, arch: Arch) -> Result<()> {
         let mut dump = run::command(&tool("apt-config")?);
         dump.arg("dump");

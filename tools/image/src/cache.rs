@@ -29,8 +29,8 @@ use crate::spec::check_name;
 
 /// The prefix of the names of incomplete build roots.
 pub(crate) const WORK: &str = ".work-";
-/// The lock that the process which makes a build root holds, so that others can use the cache
-/// meanwhile.
+/// The lock of the process that makes a build root. It is separate, so that others can use the
+/// cache at the same time.
 pub(crate) const COMPILER_LOCK: &str = "driver-lock";
 /// The prefix of the names of parts that [`Cache::packages`] makes.
 const PACKAGES: &str = "packages-";

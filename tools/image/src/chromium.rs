@@ -15,9 +15,9 @@ const NAME: &str = "chromium-headless-shell";
 /// Chromium's folder in its package.
 const FOLDER: &str = "usr/lib/chromium";
 
-/// Returns a command for the Chromium in `root`. Chromium looks for its data beside the program
-/// that the kernel has started, which is the loader, and would start its other processes with that.
-/// So it runs as a single process.
+/// Returns a command for the Chromium in `root`. Chromium searches for its data beside the program
+/// that the kernel has started, which is the loader, and would start its other processes with the
+/// loader. So it runs as a single process.
 fn in_root(root: &Path) -> Command {
     let libraries = root.join(LIBRARIES);
     let mut path = libraries.clone().into_os_string();

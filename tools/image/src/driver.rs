@@ -242,7 +242,7 @@ impl DriverFor {
         if self.debian().is_some() { apt::From::Release } else { apt::From::Backports }
     }
 
-    /// Returns the variables that tell the kernel's makefiles and our scripts the architecture.
+    /// Returns the variables that set the architecture for the kernel's makefiles and our scripts.
     fn environment(self) -> &'static [(&'static str, &'static str)] {
         match self.arch {
             Arch::X86_64 => &[],
@@ -324,9 +324,9 @@ fn root_recipe(wanted: DriverFor) -> String {
     hex(&Sha256::digest(parts.join("\n")))
 }
 
-/// Makes the build root with its kernel, which [`part`] takes from there, unless it exists. The
-/// caller does not hold the cache's lock, which is taken only for moments, so that others can use
-/// the cache while the compiler runs.
+/// Makes the build root with its kernel, unless it exists; [`part`] takes the kernel from there.
+/// The caller must not hold the cache's lock. It is taken only briefly, so that others can use the
+/// cache while the compiler runs.
 pub(crate) fn compile(
     cache: &Cache,
     wanted: DriverFor,

@@ -79,7 +79,7 @@ pub enum Error {
     NoPackage {
         /// The package.
         name: String,
-        /// The release asked.
+        /// The requested release.
         release: &'static str,
     },
     /// A child process failed.
@@ -164,7 +164,7 @@ pub enum Error {
         /// The problem, in words.
         reason: String,
     },
-    /// The caller asked to stop.
+    /// The caller requested a stop.
     #[error("interrupted")]
     Interrupted,
 }

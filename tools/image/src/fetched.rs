@@ -44,8 +44,8 @@ impl Cache {
     }
 
     /// Returns the manifest of packages with all of their dependencies in this part of the cache,
-    /// and fetches them if the part does not exist or `refresh` is set. `version` asks the program
-    /// in the folder for its version.
+    /// and fetches them if the part does not exist or `refresh` is set. `version` queries the
+    /// program in the folder for its version.
     pub(crate) fn fetch_program(
         &self,
         part: &str,

@@ -43,7 +43,7 @@ pub struct Manifest {
     pub(crate) format: u32,
     /// The image's name.
     pub name: String,
-    /// A hash of everything that was asked for: see [`Spec`](crate::Spec).
+    /// A hash of everything that was requested: see [`Spec`](crate::Spec).
     pub fingerprint: String,
     /// When it was made, in seconds since 1970 UTC.
     pub built: u64,

@@ -147,8 +147,8 @@ pub(crate) fn of_host(etc: &Path) -> Vec<String> {
     uris
 }
 
-/// Returns those parts of the host's apt configuration, as printed by `apt-config dump`, that tell
-/// how to reach a mirror: proxies, certificates, time limits. Everything else (hooks, pins,
+/// Returns those parts of the host's apt configuration, as printed by `apt-config dump`, that are
+/// needed to reach a mirror: proxies, certificates, time limits. Everything else (hooks, pins,
 /// folders) is left out, because it is meant for the host only.
 pub(crate) fn transport_settings(dump: &str) -> String {
     let wanted = |line: &str| {

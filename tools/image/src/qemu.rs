@@ -19,8 +19,8 @@ use crate::run;
 /// The first version with `vfio-user-pci`.
 pub const MINIMUM: (u32, u32) = (10, 1);
 
-/// The names for one QEMU: its program, its package, its part of the cache, and the variable by
-/// which a user names another one.
+/// The names for one QEMU: its program, its package, its part of the cache, and the variable with
+/// which a user selects another one.
 struct Names {
     program: &'static str,
     package: &'static str,
@@ -77,7 +77,7 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// The arguments by which QEMU gives up the system calls that it needs for none of our nodes.
+    /// The arguments that make QEMU give up system calls that our nodes do not need.
     pub const SANDBOX: [&str; 2] =
         ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
 
@@ -280,7 +280,7 @@ impl Cache {
             return Ok(known);
         }
         let known = probe(program, progress)?;
-        // The file only saves time: if it cannot be written, the program is asked again.
+        // The file only saves time: if it cannot be written, the program is queried again.
         if let Ok(text) = toml::to_string(&known) {
             let _ = fs::create_dir_all(self.folder()).and_then(|()| fs::write(&file, text));
         }

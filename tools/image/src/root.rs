@@ -50,7 +50,7 @@ const WASTE: &[&str] = &[
 /// ext4 without the features that only a writable disk needs.
 const FEATURES: &str = "none,dir_index,dir_nlink,ext_attr,extent,extra_isize,filetype,flex_bg,\
                         large_file,sparse_super";
-/// The file system's label, by which init finds the disk.
+/// The file system's label, with which init finds the disk.
 const LABEL: &str = "tofu-root";
 
 const CONFIGURE: &str = include_str!("../init/configure");
@@ -405,7 +405,7 @@ fn bare(root: &Path, manifest: &mut Manifest, progress: &dyn Progress) -> Result
 /// The host's mke2fs, or one in the cache.
 struct Tools {
     mke2fs: PathBuf,
-    /// The root that contains it, if it is not the host's.
+    /// The root that contains it, unless it is the host's.
     root: Option<PathBuf>,
 }
 

@@ -282,7 +282,7 @@ pub struct Spec {
 /// Packages that are useful only with an RDMA device, which is soft RoCE in a guest.
 const RDMA_PACKAGES: &[&str] =
     &["rdma-core", "perftest", "ibverbs-utils", "rdmacm-utils", "qperf", "infiniband-diags"];
-/// The name that stands for all modules with which programs make networks.
+/// The name for all modules with which programs make networks.
 const NET: &str = "net";
 /// Modules for these packages.
 const RDMA_MODULES: &[&str] =
@@ -323,7 +323,7 @@ impl Spec {
         }
     }
 
-    /// Returns a name for an image of which each architecture has its own.
+    /// Returns a name for an image that exists for each architecture.
     pub fn name_with(what: &str, arch: Arch) -> String {
         format!("{what}{}", arch::suffix(arch))
     }
@@ -367,8 +367,8 @@ impl Spec {
         Ok(self)
     }
 
-    /// Adds kernel modules and their dependencies, in addition to those of every image. `net`
-    /// stands for all with which programs make networks.
+    /// Adds kernel modules and their dependencies, in addition to those of every image. `net` means
+    /// all modules with which programs make networks.
     ///
     /// # Errors
     /// If a name is not valid for a module.
@@ -387,7 +387,7 @@ impl Spec {
         self
     }
 
-    /// Sets whether to ask Debian for newer packages even if nothing else has changed.
+    /// Sets whether to check Debian for newer packages even if nothing else has changed.
     #[must_use]
     pub fn refresh(mut self, refresh: bool) -> Self {
         self.refresh = refresh;
@@ -427,7 +427,7 @@ impl Spec {
         self.with.iter().any(|name| RDMA_PACKAGES.contains(&name.as_str()))
     }
 
-    /// Returns the kernel that [`Kernel::Auto`] stands for. Any other kernel stands for itself.
+    /// Returns the kernel that [`Kernel::Auto`] selects. Any other kernel is returned unchanged.
     pub(crate) fn chosen_kernel(&self) -> Kernel {
         match &self.kernel {
             Kernel::Auto if self.wants_rdma() => Kernel::Generic,
@@ -442,7 +442,7 @@ impl Spec {
         self.loaded_modules().chain(rdma.iter().copied()).collect()
     }
 
-    /// Returns the modules that were asked for by their names. Guests load them when they boot.
+    /// Returns the modules that were requested by name. Guests load them when they boot.
     pub(crate) fn loaded_modules(&self) -> impl Iterator<Item = &str> {
         self.modules.iter().map(String::as_str).filter(|name| *name != NET)
     }

@@ -28,7 +28,7 @@ const MOST: usize = 8;
 const MEMORY: &str = "memory";
 const STATE: &str = "state";
 const CLOCK: &str = "clock";
-/// Bytes that are looked at together for zeros.
+/// Bytes that are checked together for zeros.
 const PAGE: usize = 4096;
 
 /// Identifies a template: the nodes that can be cloned from it differ in nothing else than their
@@ -84,7 +84,7 @@ impl Template {
     ///
     /// # Errors
     ///
-    /// If that fails, for example because it was removed meanwhile.
+    /// If that fails, for example because it has been removed.
     pub fn state(&self) -> Result<File> {
         let path = self.folder.join(STATE);
         File::open(&path).on("open", &path)
@@ -94,7 +94,7 @@ impl Template {
     ///
     /// # Errors
     ///
-    /// If there is no room, or the template was removed meanwhile.
+    /// If there is no room, or the template has been removed.
     pub fn copy_memory(&self, to: &File) -> Result<()> {
         let path = self.folder.join(MEMORY);
         let from = File::open(&path).on("open", &path)?;
@@ -150,8 +150,8 @@ impl Cache {
         self.lock_file("templates/lock", progress)
     }
 
-    /// Makes a template from the memory and the state of a node, and removes the one that was not
-    /// used for the longest time if there are too many. The caller holds the lock.
+    /// Makes a template from the memory and the state of a node. If there are too many, removes the
+    /// least recently used one. The caller holds the lock.
     ///
     /// # Errors
     ///

@@ -79,7 +79,7 @@ const NET: [&str; 39] = [
 const ROOT: [&str; 4] = ["ext4", "overlay", "crc32c_generic", "crc32c_intel"];
 
 impl Cache {
-    /// Makes the image that `spec` asks for, or returns it if it exists already, which takes some
+    /// Makes the image that `spec` describes. If it exists already, returns it, which takes some
     /// milliseconds. Uses everything in the cache that matches.
     ///
     /// # Errors
@@ -459,8 +459,8 @@ fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the packages with a kernel's files: the one that the empty package `package` stands for,
-/// and those that it is split into.
+/// Returns the packages with a kernel's files: the one to which the empty package `package` refers,
+/// and those into which that is split.
 fn kernel_packages(apt: &Apt<'_>, package: &str, from: apt::From) -> Result<Vec<String>> {
     let mut found: Vec<String> = Vec::new();
     let mut ask = vec![package.to_owned()];
