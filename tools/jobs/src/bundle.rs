@@ -24,7 +24,7 @@ const MAX_COPY: u64 = 256 << 20;
 const BIN: &str = "bin";
 const LIB: &str = "lib";
 const TOFU: &str = "tofu";
-/// The folder of scripts that stand in for programs of the nodes.
+/// The folder of scripts that replace programs of the nodes.
 const TOOLS: &str = "tools";
 /// The folder in which ranks run.
 pub(crate) const WORK: &str = "work";
@@ -246,8 +246,8 @@ fn add(files: Option<BTreeMap<String, PathBuf>>, to: &mut Option<BTreeMap<String
 }
 
 impl Bundle {
-    /// Creates the bundle that `args` asks for. Libraries for another architecture than the host's
-    /// are built and fetched if necessary.
+    /// Creates the bundle for `args`. Libraries for another architecture than the host's are built
+    /// and fetched if necessary.
     ///
     /// # Errors
     ///
@@ -406,7 +406,7 @@ impl Bundle {
     }
 
     /// Returns the command line that runs the program of each of `ranks` ranks, if the job's folder
-    /// is at `folder`. `of` tells the number of a rank's program.
+    /// is at `folder`. `of` returns the number of a rank's program.
     pub(crate) fn command(
         &self,
         folder: &str,

@@ -58,8 +58,8 @@ pub(crate) fn closure(
     Ok(without_mpis(Closure { loader: name, files }, spec))
 }
 
-/// Returns the libraries of a program, or `None` if the nodes' own are used because one of them is
-/// an MPI library, which the program may be linked with through another one.
+/// Returns the libraries of a program. Returns `None` if the nodes' own are used, because one of
+/// them is an MPI library; the program may be linked with it indirectly.
 pub(crate) fn without_mpis(closure: Closure, spec: &JobSpec) -> Option<Closure> {
     let has_mpi = spec.mpi && closure.files.keys().any(|name| elf::is_mpi(name));
     Some(closure).filter(|_| !spec.libs.are_the_nodes(has_mpi))

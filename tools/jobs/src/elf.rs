@@ -1,4 +1,4 @@
-//! Properties of a program that its file tells.
+//! Properties of a program that are read from its file.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,8 +27,8 @@ impl Family {
         }
     }
 
-    /// Returns the same with what the other libraries of its program tell: the run-time system is a
-    /// library of Open MPI up to version 4 only, and the portability layer one of all versions.
+    /// Refines this with the other libraries of the program: Open MPI has a library of its run-time
+    /// system only up to version 4, and one of its portability layer in all versions.
     pub(crate) fn with(self, files: &BTreeMap<String, PathBuf>) -> Self {
         let old = files.keys().any(|name| name.starts_with("libopen-rte.so"));
         let open = files.keys().any(|name| name.starts_with("libopen-pal.so"));
@@ -121,8 +121,8 @@ pub(crate) fn without_mpi(name: &str, bytes: &[u8]) -> Option<String> {
     Some(format!("{name} is linked with {library}, and there is no --mpi"))
 }
 
-/// Says why nodes cannot run a program as several ranks with `--mpi`, if they cannot: their process
-/// manager speaks PMI-1, and Open MPI wants PMIx.
+/// Returns the reason if nodes cannot run a program as several ranks with `--mpi`: their process
+/// manager speaks PMI-1, and Open MPI needs PMIx.
 pub(crate) fn refused(name: &str, bytes: &[u8]) -> Option<String> {
     let needed = needed(bytes).unwrap_or_default();
     let is_open = |name: &&String| matches!(Family::of(name), Some(Family::OpenMpi { .. }));

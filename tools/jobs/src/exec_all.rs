@@ -1,4 +1,4 @@
-//! `tofu exec`: runs a command on all nodes of a machine, and tells if a node does not answer.
+//! `tofu exec`: runs a command on all nodes of a machine, and reports nodes that do not answer.
 
 use std::io::Read;
 use std::path::Path;
@@ -17,9 +17,9 @@ use crate::job::{self, Control, Input, Label, Options, OutputTaker, Rank, Style}
 /// The longest silence of a program before its node is suspected of not answering.
 const SILENCE: Duration = Duration::from_secs(3);
 
-/// Runs a command on these nodes at the same time, and begins each line of output with the node.
+/// Runs a command on these nodes at the same time, and prefixes each line of output with the node.
 /// Returns the exit code of the first command that failed. The others are then ended like ranks of
-/// a job, after `grace`. Nodes that answer nothing for `silence` are given up.
+/// a job, after `grace`. Nodes that are silent for `silence` are abandoned.
 ///
 /// # Errors
 ///

@@ -29,7 +29,7 @@ pub(crate) enum Destination {
 }
 
 impl Destination {
-    /// Returns the destination that the user asks for, if any. Makes a folder for the nodes'
+    /// Returns the destination that the user has given, if any. Makes a folder for the nodes'
     /// subfolders if necessary.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ pub(crate) fn bring(
 ///
 /// # Errors
 ///
-/// None: the result is what [`RemoteProgram::follow`] wants.
+/// None; the type of the result is required by [`RemoteProgram::follow`].
 pub fn complain(complaint: &mut Vec<u8>, bytes: &[u8]) -> io::Result<()> {
     let room = MAX_COMPLAINT.saturating_sub(complaint.len());
     complaint.extend_from_slice(&bytes[..bytes.len().min(room)]);

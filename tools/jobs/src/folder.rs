@@ -18,7 +18,7 @@ use crate::{closure, cross_arch, elf};
 
 /// The most programs whose libraries are looked for.
 const MOST: usize = 256;
-/// The longest script whose words are looked at, in bytes.
+/// The longest script whose words are read, in bytes.
 const MOST_SCRIPT: usize = 1 << 20;
 /// Programs of the image `default` that run another one.
 const RUNNERS: [&str; 8] = ["sh", "env", "nice", "nohup", "setsid", "taskset", "time", "timeout"];
@@ -51,7 +51,7 @@ pub(crate) fn programs(spec: &JobSpec) -> Vec<Program> {
     let mut found = Vec::new();
     let mut left: Vec<PathBuf> = spec.cwd.iter().chain(&spec.copy).cloned().collect();
     while let Some(path) = left.pop() {
-        // What cannot be read is reported where it is copied.
+        // Files that cannot be read are reported when they are copied.
         let Ok(metadata) = fs::metadata(&path) else { continue };
         if metadata.is_dir() {
             let entries = fs::read_dir(&path).into_iter().flatten().flatten();
@@ -137,9 +137,9 @@ pub(crate) fn needs(
     needs
 }
 
-/// Returns whether a program of the nodes, or a script of which this is the text, uses MPI as far
-/// as can be told: a shell or a tool of each image that starts programs of the folder does if one
-/// of these does. Anything else may, as Python.
+/// Returns true if a program of the nodes, or a script with this text, may use MPI. A shell, or a
+/// tool that each image has, may use it if one of the folder's programs that it starts does. Any
+/// other program may, such as Python.
 pub(crate) fn may_use_mpi(
     words: &[String],
     script: Option<&[u8]>,

@@ -44,7 +44,7 @@ pub(crate) trait Rank: Send + Sync {
     fn follow(&self, output: &mut OutputTaker<'_>) -> anyhow::Result<Status>;
 
     /// Sends everything that can be read from `input` to its standard input, and then the end. The
-    /// rank may end meanwhile. Called for rank 0 only; all others have no input.
+    /// rank may end before that. Called for rank 0 only; all others have no input.
     fn feed(&self, input: &mut dyn Read);
 
     /// Sends a signal to it and its children.
@@ -61,7 +61,7 @@ pub(crate) type OutputTaker<'a> = dyn FnMut(Output, &[u8]) -> io::Result<()> + '
 pub(crate) enum Event {
     /// A rank has ended, or can no longer be observed.
     Ended(u32, anyhow::Result<Status>),
-    /// This process was told to end.
+    /// This process got a signal to end.
     Signal(i32),
     /// A rank wants the whole job to end with this exit code, for example by `MPI_Abort`.
     Abort { rank: u32, code: i32 },
@@ -103,8 +103,8 @@ pub(crate) struct Teller {
 }
 
 impl Teller {
-    /// Sends an event. It is ignored once the job is over or has been started again. What a guest
-    /// can cause at will is dropped if too much waits.
+    /// Sends an event. It is ignored once the job is over or has been started again. Events that a
+    /// guest can cause at will are dropped if too many wait.
     pub(crate) fn tell(&self, event: Event) {
         let told = Told(Some(self.start), event);
         // The receiver is gone only when the run is over.
@@ -200,8 +200,8 @@ impl Input {
 pub(crate) struct Options {
     /// The time after which the job is ended.
     pub(crate) timeout: Option<Duration>,
-    /// The time for which ranks may keep running after another rank has failed, and after they were
-    /// asked to end.
+    /// The time for which ranks may keep running after another rank has failed, and after the
+    /// signal to end.
     pub(crate) grace: Duration,
     pub(crate) style: Style,
     pub(crate) input: Input,
@@ -221,7 +221,7 @@ pub(crate) struct Label {
 }
 
 impl Label {
-    /// Returns the labels of a job's ranks. `place` tells where a rank is.
+    /// Returns the labels of a job's ranks. `place` returns the place of a rank.
     pub(crate) fn of_ranks(ranks: u32, place: impl Fn(u32) -> String) -> Vec<Self> {
         let label = |rank: u32| Self {
             name: format!("rank {rank} {}", place(rank)),
@@ -399,7 +399,7 @@ pub(crate) fn note(json: bool, text: &str, value: &Value) -> io::Result<()> {
     Screen::new(style, Vec::new()).note(text, value)
 }
 
-/// Writes to this process's output of that kind, at once.
+/// Writes to this process's output of that kind immediately.
 ///
 /// # Errors
 ///
@@ -491,7 +491,7 @@ enum Stage {
     Runs,
     /// A rank has failed; the others may still end by themselves.
     Failed,
-    /// Ranks were asked to end.
+    /// Ranks were signalled to end.
     Asked,
     /// Ranks were killed.
     Killed,

@@ -59,7 +59,7 @@ impl Lease {
     ) -> anyhow::Result<Got> {
         let mut lease = Self::enter(machine, &spec.program.join(" "))?;
         let mut waiting = Waiting { json: spec.json, since: Instant::now(), said: None };
-        // How many jobs are before this one, unless that has been reported already.
+        // The number of jobs before this one, unless that has been reported already.
         let mut queued = None;
         loop {
             match lease.next(control, queued.map(|_| waiting.since + TURN))? {

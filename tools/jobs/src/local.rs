@@ -2,8 +2,8 @@
 //!
 //! The machine runs in this process. It serves a node to each of the node's ranks by vfio-user, at
 //! an abstract socket, which leaves no file behind, and accesses the ranks' memory. Ranks are in
-//! the janitor's process group: however this process ends, they end. The machine has a run
-//! directory with a control socket, like every machine.
+//! the janitor's process group, so they end with this process, even if it is killed. The machine
+//! has a run directory with a control socket, like every machine.
 //!
 //! Nothing is confined here: ranks are the user's own programs, with the user's rights.
 
@@ -68,7 +68,7 @@ const MOST: u32 = 256;
 /// The longest mapinfo that is passed as a variable, for which Linux permits 128 KiB.
 const MOST_IN_VARIABLE: usize = 100 << 10;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// Bytes read from a rank's output at once.
+/// Bytes of one read from a rank's output.
 const CHUNK: usize = 64 << 10;
 
 /// Runs the job and returns the exit code.
@@ -229,8 +229,8 @@ fn serve_mpi(placement: &Placement, events: Teller) -> anyhow::Result<String> {
 
 /// Raises this process's limit of descriptors to what `ranks` ranks need, as far as permitted.
 fn allow_descriptors(ranks: u32) {
-    /// Sockets, pipes, memory and doorbells. A rank that shares its control queue has another
-    /// socket and two mappings, and each node with such ranks is served for their owner, too.
+    /// For sockets, pipes, memory and doorbells. A rank that shares its control queue has another
+    /// socket and two mappings, and a node with such ranks has one more client, their owner.
     const OF_A_RANK: u64 = 64;
     const OTHERS: u64 = 256;
     let wanted = OTHERS + u64::from(ranks) * OF_A_RANK;
@@ -309,11 +309,11 @@ struct Program {
 }
 
 impl Program {
-    /// Returns the bytes of its file, if it can be read. `name` is what the user calls it.
+    /// Returns the bytes of its file, if it can be read. `name` is the user's name for it.
     ///
     /// # Errors
     ///
-    /// If it is for other processors than this host's.
+    /// If it is for other processors than those of this host.
     fn read(&self, name: &str) -> anyhow::Result<Option<Vec<u8>>> {
         let file = tofu_input::read(&self.path, tofu_input::PROGRAM).ok();
         let arch = file.as_deref().and_then(Arch::of_elf);
@@ -385,8 +385,8 @@ type NamedOwner = (QueueOwner, String);
 
 /// A node of the machine, with its server.
 struct LocalNode {
-    /// The owner of control queues that its ranks share. It ends before the node's server, of which
-    /// it is a client.
+    /// The owner of control queues that its ranks share. It is a client of the node's server, and
+    /// ends before it.
     owner: Option<NamedOwner>,
     /// The servers for its ranks.
     _served: Vec<Served>,

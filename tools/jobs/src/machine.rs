@@ -30,7 +30,7 @@ use crate::spec::{JobSpec, JobTime};
 const BOOT: &str = "180s";
 /// The time limit for a machine to end.
 const END: Duration = Duration::from_secs(20);
-/// The time limit for a machine to notice that a node has gone, and how often it is asked.
+/// The time limit for a machine to notice that a node is gone, and the poll interval.
 const LOSS: Duration = Duration::from_secs(5);
 const LOSS_STEP: Duration = Duration::from_millis(250);
 /// The memory of a node for MPI programs, which need more.
@@ -39,7 +39,7 @@ const MPI_MEMORY: &str = "512MiB";
 /// The result of looking for a machine.
 pub(crate) enum Found {
     Machine(Box<Machine>),
-    /// The command is over, with this exit code, and the user has been told why.
+    /// The command is over, with this exit code, and has printed the reason.
     Over(u8),
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Machine {
     pub(crate) nodes: Vec<NodeInfo>,
     /// The machine as jobs are placed on it: nodes without a ready Linux count as failed.
     pub(crate) usable: System,
-    /// The machine as programs see it.
+    /// The machine for programs.
     pub(crate) system: System,
     /// The jobs that it has.
     pub(crate) jobs: Vec<JobInfo>,
@@ -197,7 +197,7 @@ impl Machine {
     /// keeps that.
     pub(crate) fn tell_time(&self) {
         if self.stands() {
-            // It has been told.
+            // It has been printed.
             return;
         }
         let Some(own) = self.own.as_ref().filter(|own| own.talks) else { return };

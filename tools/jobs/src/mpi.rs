@@ -1,5 +1,5 @@
-//! MPI programs on this host: their process manager, and the way of their messages, which is over
-//! Tofu if their MPI library sends by libfabric, for which there is a provider.
+//! MPI programs on this host: their process manager, and the transport of their messages. If their
+//! MPI library uses libfabric, for which there is a provider, that is Tofu.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -21,7 +21,7 @@ use crate::libraries::{self, PROVIDER};
 use crate::place::Placement;
 use crate::{closure, elf};
 
-/// The variable by which a user chooses providers.
+/// The variable with which a user chooses providers.
 pub(crate) const CHOICE: &str = "FI_PROVIDER";
 /// The library of PMIx. The number is that of its interface since version 2.
 const PMIX: &str = "libpmix.so.2";
@@ -44,9 +44,9 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// Finds the MPI library of a program, whose libraries are on `search`. `chosen` tells whether
-    /// the user has chosen providers. Returns `None` for a program without an MPI library, or that
-    /// lacks libraries.
+    /// Finds the MPI library of a program, whose libraries are on `search`. `chosen` is true if the
+    /// user has chosen providers. Returns `None` for a program without an MPI library, or with
+    /// missing libraries.
     pub(crate) fn of(
         program: &Path,
         bytes: &[u8],
@@ -96,8 +96,8 @@ impl Way {
         server.map(Some).context("Open MPI's ranks need a PMIx server (Debian: libpmix2)")
     }
 
-    /// The variables by which the MPI library starts and takes this way, but for those that the
-    /// user has set.
+    /// The variables that start the MPI library and select this transport, except for those that
+    /// the user has set.
     pub(crate) fn variables(&self) -> Vec<(&'static str, &OsStr)> {
         let mut all: Vec<(_, &OsStr)> = Vec::new();
         if let Some((folder, _)) = &self.provider {
@@ -185,7 +185,7 @@ fn other_way(why: &str) -> String {
     format!("MPI's messages go over shared memory and TCP: {why}")
 }
 
-/// Returns whether an MPI library can send by libfabric. `files` are all that its program loads.
+/// Returns true if an MPI library can use libfabric. `files` are all files that its program loads.
 fn uses_libfabric(family: Family, library: &Path, files: &BTreeMap<String, PathBuf>) -> bool {
     let linked = || {
         let library = tofu_input::read(library, tofu_input::PROGRAM).ok()?;

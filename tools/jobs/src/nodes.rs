@@ -33,13 +33,13 @@ use crate::user::as_user;
 const FOLDER: &str = "/tmp";
 /// The folder of libraries on a node, with a subfolder for each set. Jobs share the sets.
 const LIBRARIES: &str = "/run/tofu-libraries";
-/// The variable by which a job's processes are found.
+/// The variable that marks a job's processes.
 const JOB: &str = "TOFU_JOB";
-/// The variable that tells ranks how often their job was started before.
+/// The variable with the number of earlier starts of the job.
 const RESTART: &str = "TOFU_RESTART";
-/// The variable that tells their group to ranks that run as root and have the device themselves.
+/// The variable with the group, for ranks that run as root and open the device themselves.
 const GROUP: &str = "TOFU_GROUP";
-/// The variable that tells them their subnet.
+/// The variable with their subnet.
 const SUBNET: &str = "TOFU_SUBNET";
 /// Bytes of output of our programs on a node that are read.
 const MAX_SAID: usize = 2000;
@@ -48,11 +48,11 @@ const MANAGER: Duration = Duration::from_secs(120);
 
 /// Prepares a node before any program of the job runs. Where the kernel driver or `tofud` gives
 /// users the device, makes the user the owner of the job's folder, and limits the user to the job's
-/// subnet. Prints which other folders of jobs exist, except those that a job has faked, and which
-/// of the given sets of libraries the node lacks. If it lacks any, removes sets that no job's
-/// folder links to, to make room. Another job may do the same at the same time, or link to an
-/// existing set and then look for it. So a set is renamed first, which only one job can do, and
-/// gets its name back if a job has linked to it meanwhile.
+/// subnet. Prints the existing folders of other jobs, except for faked ones, and the given sets of
+/// libraries that the node lacks. If it lacks any, removes sets to which no job's folder links, to
+/// make room. Another job may do the same at the same time, or may link to an existing set and then
+/// search for it. So a set is renamed first, which only one job can do, and gets its name back if a
+/// job has linked to it in the meantime.
 const LOOK: &str = r#"
 for way in /proc/tofu/dev /run/tofu/*.sock; do
     [ -e "$way" ] || continue
@@ -91,7 +91,7 @@ true
 "#;
 
 /// Gives a complete set of libraries its name, atomically: another job may wait for the same set,
-/// or may have copied it meanwhile.
+/// or may have copied it too.
 const NAME: &str = r#"cd "$1" && { mv -T "$2" "$3" 2>/dev/null || rm -rf "$2"; } && [ -e "$3" ]"#;
 
 /// Gives programs that ranks start a loader where they expect it, unless the node has its own. Two
@@ -107,8 +107,8 @@ ln -s "$3" "$1" 2>/dev/null || [ -L "$1" ]
 const END: &str = r#"[ "$(id -u)" = "$1" ] && kill -9 -1; true"#;
 
 /// Kills the remaining processes of a job, even if their parents have ended, and removes its
-/// folder, partly copied libraries, and the user's subnet. Processes forked meanwhile are found in
-/// the next round.
+/// folder, partly copied libraries, and the user's subnet. Processes forked during a round are
+/// found in the next one.
 const TIDY: &str = r#"
 for round in 1 2 3 4 5; do
     found=$(grep -Fls "TOFU_JOB=$1" /proc/[0-9]*/environ)

@@ -10,7 +10,7 @@ use tofu_spec::units::Interconnect;
 
 use crate::spec::{JobSpec, RankOrder, as_machine};
 
-/// The numbers that the user asks for.
+/// The numbers that the user has requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) ranks: Option<u32>,
@@ -113,15 +113,15 @@ impl Wanted {
 }
 
 impl Wanted {
-    /// Returns the shape of a machine for this job. The job's torus is the machine's, so that every
-    /// map and every torus fits.
+    /// Returns the shape of a machine for this job. The job's torus is the whole machine, so that
+    /// every map and every torus fits.
     pub(crate) fn as_machine(self) -> anyhow::Result<Shape> {
         as_machine(self.nodes()?)
     }
 }
 
-/// The most nodes of a machine that is started for a job which does not ask for more: those of a
-/// Tofu unit, which a host can run.
+/// The most nodes of a machine that is started for a job, unless the job requests more: a Tofu
+/// unit, which a host can run.
 const MOST_STARTED: u32 = 12;
 
 /// Places a job on the nodes of `system` that have not failed.
@@ -176,7 +176,7 @@ pub(crate) fn lay(system: &System, wanted: Wanted) -> anyhow::Result<Job> {
     Ok(Job::new(&map, ppn, ranks)?)
 }
 
-/// Places the ranks of a job anew on its nodes, which `map` leads to.
+/// Places the ranks of a job again on its nodes, given by `map`.
 ///
 /// # Errors
 ///
@@ -209,14 +209,13 @@ pub(crate) fn in_order(job: Job, order: &RankOrder) -> anyhow::Result<Job> {
 pub(crate) enum Fit {
     /// There are nodes.
     Now(Box<Job>),
-    /// There will be nodes once other jobs have returned theirs. The text says what the job needs,
+    /// There will be nodes once other jobs have returned theirs. The text says what the job needs
     /// and what is free.
     Later(String),
 }
 
 /// Places a job on the nodes of `system` that are neither failed nor taken by other jobs. The other
-/// jobs affect only the position of the result, unless the job asks for no particular number of
-/// nodes.
+/// jobs affect only the position of the result, unless the job does not request a number of nodes.
 ///
 /// # Errors
 ///
@@ -264,8 +263,8 @@ pub(crate) fn lay_again(system: &System, wanted: Wanted, job: &Job) -> anyhow::R
 }
 
 /// Places a job that has lost nodes on those of `system` that have not failed, on its torus or on
-/// one with a shorter axis. The number of ranks stays what the user wants, or else the number on
-/// each node stays the same.
+/// one with a shorter axis. The number of ranks stays as requested; without a request, the number
+/// on each node stays the same.
 ///
 /// # Errors
 ///
@@ -310,7 +309,7 @@ impl Placement {
         Subnet::around(self.info.system.shape(), &self.nodes())
     }
 
-    /// Returns the variables that tell a rank its place, except for the mapinfo.
+    /// Returns the variables with a rank's place, except for the mapinfo.
     pub(crate) fn variables(&self, rank: u32) -> Vec<(String, String)> {
         let job = &self.info.job;
         let values = [
@@ -324,7 +323,7 @@ impl Placement {
         values.map(|(name, value)| (name.to_owned(), value.to_string())).into()
     }
 
-    /// Returns the variables that tell a rank of an MPI job its place, and its process manager at
+    /// Returns the variables with the place of a rank of an MPI job, and its process manager at
     /// `address`.
     pub(crate) fn mpi_variables(&self, rank: u32, address: &str) -> Vec<(String, String)> {
         let ((local, locals), ranks) = (self.local(rank), self.info.job.processes());
@@ -495,7 +494,7 @@ mod tests {
         let odd = unit().shape().iter().filter(|at| (at.a + at.b + at.c) % 2 == 1);
         let why = later(&odd.collect::<Vec<_>>(), alone("2x2"));
         assert_eq!(why, "no torus 2x2 is free, though 6 nodes are");
-        // A job that would never fit is refused at once.
+        // A job that would never fit is refused immediately.
         assert!(fit(&unit(), taken.clone(), alone("4x4")).is_err());
         // A request for ranks does not make do with fewer nodes and more ranks on each. A request
         // for all nodes takes those that are free.

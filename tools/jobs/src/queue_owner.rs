@@ -1,9 +1,9 @@
 //! The owner of the control queues that ranks of a node share, with `tofu run --local`.
 //!
 //! A thread of this process is one more client of the node. It opens each queue that two ranks
-//! share, and serves the rings of both ([`JointQueue`]). A rank asks it for the queue and for the
-//! registration of memory, by the messages that programs have for `tofud`. The memory itself each
-//! rank maps as it does with a separate queue. When a rank ends, by any cause, its connection ends:
+//! share, and serves the rings of both ([`JointQueue`]). A rank requests the queue and the
+//! registration of memory by the same messages as programs use with `tofud`. Each rank maps its
+//! memory itself, as with a separate queue. When a rank ends, by any cause, its connection ends:
 //! its memory is deregistered, and the other rank continues.
 //!
 //! A completion is that of the rank that posted the command. A notice is that of the rank to whose
@@ -117,14 +117,14 @@ type Shared = JointQueue<OwnedQueue<SocketPlatform>, Part>;
 enum Pending {
     /// For its half of the queue, with so many steering tags in the whole queue.
     Open { stags: u32, mrq_size: u8 },
-    /// To give it back.
+    /// To return it.
     Close,
 }
 
 /// A connected rank.
 struct Client {
     socket: OwnedFd,
-    /// Its half of which queue, once it has said who it is.
+    /// Its queue and its half of that, once it has identified itself.
     own: Option<(Place, Half)>,
     is_open: bool,
     pending: Option<Pending>,
@@ -211,8 +211,8 @@ impl Owner {
         self.queues.values_mut().fold(false, |busy, queue| queue.serve() | busy)
     }
 
-    /// Waits until there is something to do, or with `busy` only looks. Returns whether the owner
-    /// is to stop, and whether a rank wants to connect.
+    /// Waits until there is work; with `busy`, only polls. Returns whether the owner must stop, and
+    /// whether a rank wants to connect.
     fn wait(&self, clients: &[Client], busy: bool) -> anyhow::Result<[bool; 2]> {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let vectors = self.queues.keys().map(|&(tni, cq)| vector::cq(tni, cq));
@@ -268,7 +268,7 @@ impl Owner {
         }
     }
 
-    /// Does what a rank asks for. `None` if it gets its answer later, or none.
+    /// Handles a request of a rank. `None` if it gets its answer later, or none.
     fn handle(
         &mut self,
         client: &mut Client,

@@ -313,15 +313,15 @@ choices! {
     Libs, Auto, "\"auto\", \"host\" or \"node\"":
     /// This host's if it has them all, else the nodes'
     Auto = "auto",
-    /// This host's, which are copied with the program
+    /// Libraries of this host, which are copied with the program
     Host = "host",
     /// The nodes'
     Node = "node",
 }
 
 impl Libs {
-    /// Returns whether the nodes' own libraries are used in any case. `mpi` tells whether the
-    /// program is linked with MPI in a job with MPI: the image's MPI needs the image's libraries.
+    /// Returns true if the nodes' own libraries must be used. `mpi` is true if the program is
+    /// linked with MPI in a job with MPI: the image's MPI needs the image's libraries.
     pub(crate) fn are_the_nodes(self, mpi: bool) -> bool {
         self == Self::Node || self == Self::Auto && mpi
     }
