@@ -19,7 +19,7 @@ const VARIABLE: &str = "TOFU_ARM64_PROGRAMS";
 const PACKAGED: &str = "lib/tofu/arm64";
 /// The target for static programs, which need only Rust's own linker.
 const STATIC: &str = "aarch64-unknown-linux-musl";
-/// The target for programs that are linked like users' programs.
+/// The target for programs that are linked as users link theirs.
 const SHARED: &str = "aarch64-unknown-linux-gnu";
 /// Rust's own linker.
 const LINKER: &str = "rust-lld";
@@ -211,8 +211,8 @@ fn build_libraries(root: &Path, progress: &dyn Progress) -> anyhow::Result<PathB
     Ok(target)
 }
 
-/// The time after which a build is one that users want to know of. If nothing is to be built, cargo
-/// takes less.
+/// The time after which a build is reported to the user. If nothing must be built, cargo takes
+/// less.
 const LONG: Duration = Duration::from_secs(2);
 
 /// Does some work, and reports it as a phase if it takes long.

@@ -52,8 +52,7 @@ pub struct BootFiles {
 
 impl BootFiles {
     /// Prepares the requested boot files for nodes of this architecture. Missing parts are fetched
-    /// or made. `kvm` tells whether the host's hardware runs the guests, and `qemu` whether QEMU
-    /// does.
+    /// or made. `kvm` is true if the host's hardware runs the guests, and `qemu` if QEMU does.
     ///
     /// # Errors
     ///
@@ -128,7 +127,7 @@ impl BootFiles {
         Ok(Self { hint, ..boot_files })
     }
 
-    /// These files alone, of which nothing else is known.
+    /// Boot files from the user, with unknown properties.
     fn of_files(arch: Arch, (kernel, initrd): (PathBuf, PathBuf), without_driver: bool) -> Self {
         let (root, has_driver, can_clone, hint) = (None, false, false, None);
         Self { arch, kernel, initrd, root, without_driver, has_driver, can_clone, hint }
@@ -258,7 +257,7 @@ pub fn present_qemu(cache: &Cache, arch: Arch) -> Option<String> {
 }
 
 /// Describes in one line what is available for arm64 nodes, and for programs on them. The first
-/// value tells whether such nodes are possible here, possibly after something has been fetched or
+/// value is true if such nodes are possible here, possibly after something has been fetched or
 /// built.
 pub fn about_arm64(cache: Option<&Cache>) -> (bool, String) {
     let (can_run, ours) = arm64::origin();
@@ -325,9 +324,8 @@ pub fn present_default(plan: &Plan, arch: Arch) -> anyhow::Result<Option<String>
     Ok(cache.find(&name).ok().flatten().map(|image| image.name))
 }
 
-/// Returns whether nodes use a kernel with the driver, if there is one, without being asked to.
-/// Programs that run to their end want the device for themselves, and a kernel of the user's has no
-/// module of ours.
+/// Returns true if nodes use a kernel with the driver by default, if there is one. Programs that
+/// run to their end need the device exclusively, and a user's kernel has no module of ours.
 fn takes_driver(plan: &Plan, arch: Arch) -> bool {
     let own = &plan.on_linux;
     arch == Arch::default() && plan.stays_up() && own.kernel.is_none() && own.initrd.is_none()

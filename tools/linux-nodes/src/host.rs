@@ -114,7 +114,8 @@ impl LinuxBackend for LinuxHost {
                 MonitorChoice::Own(hypervisor) => own(machine, at, Arc::clone(hypervisor))?,
             };
             let ip = lan.as_ref().map(|_| lan::ip(index));
-            // Only these were tried. A node with an Ethernet has its address there from its init.
+            // The checks cover only these. A node with an Ethernet gets its address there from its
+            // init.
             let can_clone = boot_files.can_clone
                 && linux.arch == Arch::X86_64
                 && linux.boot == BootFrom::Monitor

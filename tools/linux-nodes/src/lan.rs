@@ -79,7 +79,7 @@ pub(crate) struct LanPort {
 pub(crate) enum End {
     /// A socket of packets. One of datagrams could send to any path.
     Socket(Arc<OwnedFd>),
-    /// A TAP interface, and the file of the network namespace that has it.
+    /// A TAP interface, and the file of its network namespace.
     Tap { namespace: PathBuf, name: String },
 }
 

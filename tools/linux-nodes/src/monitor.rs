@@ -96,7 +96,7 @@ impl MonitorKind {
 pub(crate) enum End {
     /// It has ended.
     Exit,
-    /// Its guest has not become ready in time.
+    /// Its guest did not become ready before the time limit.
     Timeout,
 }
 

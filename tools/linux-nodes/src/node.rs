@@ -28,7 +28,7 @@ const LEAST_STARTS: usize = 2;
 const OFTEN: Duration = Duration::from_millis(20);
 /// The interval at which a ready node is checked. Its end is noticed without that.
 const SELDOM: Duration = Duration::from_secs(3600);
-/// The time limit for a monitor to end when told to.
+/// The time limit for a monitor to end after the request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The state of a node.
@@ -118,24 +118,24 @@ struct State {
     was_ready: bool,
     /// The reason why its virtual machine was ended on request, if it was.
     ended: Option<&'static str>,
-    /// True if the node is to stop for good.
+    /// True if the node must stop permanently.
     stop: bool,
 }
 
 impl State {
-    /// Returns true if the virtual machine that was asked for is not wanted any more.
+    /// Returns true if the requested virtual machine is no longer wanted.
     fn is_cancelled(&self) -> bool {
         self.stop || !self.start
     }
 
-    /// Returns true if no virtual machine is to be started any more, or another one.
+    /// Returns true if no virtual machine is to be started any more, or a different one.
     fn is_unwanted(&self) -> bool {
         self.stop || self.start || self.ended.is_some()
     }
 }
 
 impl LinuxNode {
-    /// Creates a node whose virtual machine is to be started.
+    /// Creates a node whose virtual machine will be started.
     pub(crate) fn new(
         (id, at): (NodeId, Coords),
         setup: VmSetup,
@@ -188,7 +188,7 @@ impl LinuxNode {
                 Phase::Ready => return Ok(()),
                 Phase::Off if !state.start => return Err(state.why.clone()),
                 _ if state.stop => return Err("stopped".into()),
-                // A guest whose time stands still can be looked at, and be ready later.
+                // A guest whose time is stopped can be inspected, and become ready later.
                 _ => match &self.setup.time {
                     Some(time) if time.machine.stands() => return Ok(()),
                     Some(_) => state = wait_timeout(&self.changed, state, OFTEN),
@@ -296,8 +296,8 @@ impl LinuxNode {
         why
     }
 
-    /// Starts a virtual machine, as a clone if it can be one. Returns it, and whether it is one;
-    /// `None` if the node is to stop.
+    /// Starts a virtual machine, as a clone if possible. Returns it, and whether it is a clone;
+    /// `None` if the node must stop.
     fn start(&self) -> anyhow::Result<Option<(Running, bool)>> {
         // A guest that does not boot is not started again by itself.
         let template = self.template().inspect_err(|_| self.state().start = false)?;
@@ -342,7 +342,7 @@ impl LinuxNode {
         kill(&state, true);
     }
 
-    /// Starts a virtual machine this way; `None` if the node is to stop.
+    /// Starts a virtual machine in this way; `None` if the node must stop.
     fn start_by(&self, boot: Boot<'_>) -> anyhow::Result<Option<Running>> {
         // The lock is held so that a machine that is about to start is not missed by a stop.
         let mut state = self.state();

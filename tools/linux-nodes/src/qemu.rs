@@ -38,8 +38,7 @@ const MONITOR: i32 = 6;
 const MEMORY: i32 = 7;
 const PACE: i32 = 8;
 
-/// The environment variable with the socket of the node's device, by which people and tests find
-/// the QEMU of a node.
+/// The environment variable with the socket of the node's device. It identifies the QEMU of a node.
 const NODE: &str = "QEMU_TOFU_NODE";
 
 /// The port that the device of an x86-64 node is plugged into. Its windows hold the BARs of every
@@ -325,8 +324,8 @@ pub(crate) fn has_intel_iommu(setup: &VmSetup) -> bool {
     setup.boot_files.has_driver || setup.time.is_some()
 }
 
-/// The options that keep a guest in modelled time, with a serial bus that works within the access,
-/// and without devices that work at times of the host.
+/// The options that keep a guest in modelled time. The serial bus works within the access, and no
+/// device works at times of the host.
 fn in_modelled_time(time: &GuestTime, passed: &mut Passed) -> anyhow::Result<Vec<OsString>> {
     let plugin = passed.file(&time.plugin)?;
     let words = ["-icount", "shift=0,sleep=off", "-rtc", "clock=vm,base=2026-01-01", "-seed", "1"];
@@ -351,8 +350,8 @@ fn arguments(
     add(&["-no-reboot"]);
     let arch = setup.boot_files.arch;
     if arch == Arch::X86_64 {
-        // To wake up from S3 resets the machine, and QEMU then loads the kernel again, over the
-        // one that is to continue. Without it, guests suspend to idle, and keep their state.
+        // Waking up from S3 resets the machine, and QEMU then loads the kernel again, over the
+        // suspended one. Without S3, guests suspend to idle, and keep their state.
         add(&["-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1"]);
     }
     // QEMU's SMMUv3 does not report mappings. Its Intel IOMMU reports each entry of its tables,
@@ -379,8 +378,9 @@ fn arguments(
         add(&["-netdev", &backend]);
         add(&["-device", &format!("virtio-net-pci,netdev=lan,mac={mac},romfile=")]);
     }
-    // A clone's device is plugged in. For the same addresses, all have it behind the port, except
-    // where the firmware looks for it, which knows no other bus than the root.
+    // A clone's device is hot-plugged behind a port. All nodes have it there, so that its addresses
+    // are the same. The exception is a node whose firmware uses it, because our firmware only
+    // supports the root bus.
     let port = (arch == Arch::X86_64 && setup.firmware.is_none()).then_some(PORT);
     if port.is_some() {
         add(&["-device", ROOT_PORT]);

@@ -20,7 +20,7 @@ pub(crate) struct GuestTime {
     pub(crate) at: Coords,
     /// QEMU's plugin.
     pub(crate) plugin: PathBuf,
-    /// True if it has its input from a record.
+    /// True if its input comes from a record.
     pub(crate) replays: bool,
     /// The modelled time of an instruction.
     pub(crate) instruction: InstructionTime,

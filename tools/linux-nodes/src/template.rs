@@ -28,7 +28,7 @@ use crate::monitor::{End, Killer, Monitor, MonitorKind, NotReady, Running};
 use crate::qemu::{self, Boot};
 use crate::setup::VmSetup;
 
-/// The word by which our init knows that its node is going to be cloned.
+/// The word that tells our init that its node will be cloned.
 pub(crate) const WORD: &str = "tofu.template";
 /// Frees memory that the kernel can read again, and fills what is free with zeros, which a template
 /// does not keep. The most recently used of it is taken first, so that not all has to be.
@@ -61,7 +61,7 @@ pub(crate) struct Maker<'a> {
     pub(crate) log: PathBuf,
     /// The time limit.
     pub(crate) limit: Duration,
-    /// True if the node is to stop.
+    /// True if the node must stop.
     pub(crate) is_stopped: &'a dyn Fn() -> bool,
     /// Notes what ends the virtual machine that runs for it.
     pub(crate) started: &'a dyn Fn(Option<Killer>),
@@ -72,14 +72,14 @@ impl Templates {
         Self { cache, known: Mutex::default() }
     }
 
-    /// Returns the template of which a node can be a clone, which is made if there is none; `None`
-    /// if that is not possible, which is logged once.
+    /// Returns the template for clones like this node, and makes it if there is none; `None` if
+    /// that is not possible, which is logged once.
     ///
     /// # Errors
     ///
     /// [`NotReady`] if the guest does not boot: the node would not, either.
     pub(crate) fn get(&self, qemu: &Qemu, maker: &Maker<'_>) -> Result<Option<Template>, NotReady> {
-        // Other nodes wait meanwhile.
+        // Other nodes wait for this lock.
         let mut known = lock(&self.known);
         let key = match qemu::template_key(qemu, &maker.setup) {
             Ok(key) => key,
@@ -127,13 +127,13 @@ impl Templates {
     }
 }
 
-/// An error of the cache, whose text has its cause already.
+/// An error of the cache, whose text already includes its cause.
 fn whole(error: tofu_image::Error) -> anyhow::Error {
     anyhow::Error::msg(error.to_string())
 }
 
-/// Returns true if the host's time stamp counter has this frequency in kHz, but for what was
-/// measured wrong.
+/// Returns true if the host's time stamp counter has this frequency in kHz, within the error of
+/// measurement.
 fn has_clock(khz: u32) -> bool {
     tofu_vmm::host_tsc_khz().unwrap_or(0).abs_diff(khz) <= khz / 1000
 }
@@ -198,7 +198,7 @@ impl Maker<'_> {
     }
 }
 
-/// Waits for another process that makes a template, until the node is to stop.
+/// Waits for another process that makes a template, until the node must stop.
 struct Waiting<'a>(&'a dyn Fn() -> bool);
 
 impl Progress for Waiting<'_> {
@@ -213,7 +213,7 @@ impl Progress for Waiting<'_> {
     }
 }
 
-/// The identity of a clone that is to be this node.
+/// The identity of a clone that will be this node.
 pub(crate) fn identity(setup: &VmSetup) -> Identity {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut seed = [0; 32];

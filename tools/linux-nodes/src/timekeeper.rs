@@ -13,10 +13,11 @@ const KNOWN: &str = "11.1.";
 
 /// Words for a kernel whose instructions take this time.
 ///
-/// Linux calibrates its APIC timer by a loop with `pause`, for each of which QEMU leaves its
-/// generated code: a second of the host for each 10 ms. Without it, timers are those of the HPET,
-/// which counts instructions as nanoseconds. If they take another time, timers would fire early, so
-/// the calibration is needed, without a comparison to the PM timer, which counts the same.
+/// Linux calibrates its APIC timer by a loop with `pause`. QEMU leaves its generated code at each
+/// `pause`, so the loop takes a second of the host for each 10 ms. Without the APIC timer, Linux
+/// uses the HPET, which counts an instruction as a nanosecond. If instructions take another time,
+/// HPET timers would fire early. Then the APIC timer and its calibration are needed, but without
+/// the comparison with the PM timer, which has the same error.
 pub const fn kernel_words(instruction: InstructionTime) -> &'static str {
     match instruction.ps() {
         1000 => "nolapic_timer",

@@ -13,7 +13,7 @@ use anyhow::Context;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tofu_sandbox::answer_connect;
 
-/// Answers the first connect(2) of the program that `command` is to run, by a connection to the
+/// Answers the first connect(2) of the program that `command` will run, by a connection to the
 /// socket at `device`. Later ones fail.
 pub(super) fn answer(command: &mut Command, node: &str, device: &Path) -> anyhow::Result<()> {
     let (ours, theirs) = UnixStream::pair().context("no sockets left")?;

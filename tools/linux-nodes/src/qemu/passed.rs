@@ -133,7 +133,7 @@ fn open(path: &Path) -> anyhow::Result<File> {
     File::open(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// A descriptor that stands for a path, and with which nothing can be read.
+/// A descriptor of a path (O_PATH), from which nothing can be read.
 fn locate(path: &Path) -> anyhow::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .with_context(|| format!("cannot open {}", path.display()))
