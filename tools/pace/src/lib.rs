@@ -1,9 +1,9 @@
-//! The pace of guests in modelled time: what a machine and the plugin of a guest's QEMU tell each
-//! other.
+//! The pace of guests in modelled time: the protocol between a machine and the plugin in a guest's
+//! QEMU.
 //!
-//! A [message] takes the guest to the machine, which is needed where something happens at
-//! its node, or where it accesses its device. In between, guests keep each other's pace by
-//! [pages] that they share.
+//! A guest sends a [message] to the machine when something happens at its node, or when it accesses
+//! its device. In between, guests keep each other's pace through shared [pages]. The manual's page
+//! on guests in modelled time describes both.
 #![forbid(unsafe_code)]
 
 pub mod message;
@@ -14,7 +14,7 @@ mod words;
 pub const VERSION: u32 = 5;
 /// The longest step of a guest, in nanoseconds of its clock.
 pub const LONGEST_STEP: u64 = 100_000;
-/// The streams by which a guest has input from outside: its console, and the port of its agent.
+/// The streams of a guest's input from outside: its console, and the port of its agent.
 pub const PORTS: usize = 2;
 /// The most bytes of input of a port that a guest has not taken.
 pub const INPUT: usize = 64 << 10;

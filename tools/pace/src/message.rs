@@ -55,7 +55,7 @@ pub const AT: u32 = 2;
 pub const ASLEEP: u32 = 3;
 /// The same before an access to the device.
 pub const ACCESS: u32 = 4;
-/// The guest has got to the time that the machine wants to hear of. It is not answered.
+/// The guest has reached the time for which the machine requested a report. It is not answered.
 pub const PASSED: u32 = 5;
 
 /// Bytes of a message of the plugin.
@@ -124,8 +124,8 @@ impl Message {
 /// The machine's answer.
 #[derive(Debug, Default)]
 pub struct Go {
-    /// The time until which the guest may run, in nanoseconds of its clock. If that is where it is,
-    /// time stands still: the guest stops there, and asks again when it is continued.
+    /// The time until which the guest may run, in nanoseconds of its clock. If that is its present
+    /// time, time is stopped: the guest stops there, and asks again when it is continued.
     pub until_ns: u64,
     /// The guest's number among the pages. It is in the first answer, and 0 later.
     pub guest: u32,

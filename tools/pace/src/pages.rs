@@ -1,9 +1,10 @@
-//! Pages by which guests keep each other's pace without the machine.
+//! Pages through which guests keep each other's pace without the machine.
 //!
-//! A guest that can ring a doorbell at a time has no effect on another before its *look-ahead* is
-//! over. So one that says where it is lets the others run until then. Each guest has a page that
-//! it writes and all others read, and the machine has one. All words have 8 bytes, but for the
-//! bell, and all times are the machine's picoseconds unless they say otherwise.
+//! A guest that rings a doorbell at some time has no effect on others before its *look-ahead* has
+//! passed. So when a guest publishes its time, the others may run until that time plus the
+//! look-ahead. Each guest has a page that it writes and all others read, and the machine has one.
+//! All words have 8 bytes, except for the bell, and all times are picoseconds of the machine unless
+//! noted otherwise.
 //!
 //! | page of a guest | byte | |
 //! |---|---|---|
@@ -132,8 +133,8 @@ impl Pages {
         Ok(Self { machine, guests })
     }
 
-    /// The files for a guest's plugin: the machine's, and those of all guests, of which only its
-    /// own can be written.
+    /// The files for a guest's plugin: the machine's, and those of all guests. Only the guest's own
+    /// is writable.
     pub fn files(&self, guest: usize) -> Vec<BorrowedFd<'_>> {
         let all = (0..).zip(&self.guests);
         let guests = all.map(|(number, shared)| match number == guest {
@@ -173,7 +174,7 @@ impl Pages {
         self.machine.words.set(REPORT, at);
     }
 
-    /// Tells all guests what is to come. It must not be called by two threads at once.
+    /// Publishes the outlook of all guests. It must not be called by two threads at the same time.
     pub fn tell(&self, outlooks: impl Iterator<Item = Outlook>) {
         let machine = &self.machine.words;
         machine.add(VERSION, 1);
@@ -207,7 +208,7 @@ fn waits(page: &Words, guest: usize, acts: u64) -> bool {
 pub enum Next {
     /// It runs until a time, in nanoseconds of its clock.
     Run(u64),
-    /// It asks the machine.
+    /// The guest must ask the machine.
     Ask,
 }
 
@@ -243,15 +244,15 @@ impl Page {
         Ok(Self { machine, guests, own, reported: 0, side_by_side })
     }
 
-    /// A time of the guest's clock as the machine's.
+    /// Converts a time of the guest's clock to the machine's.
     fn to_ps(&self, ns: u64) -> u64 {
         let instruction = self.machine.get(INSTRUCTION);
         self.machine.get(base(self.own)).saturating_add(ns.saturating_mul(instruction))
     }
 
-    /// Says that the guest has got to a time of its clock, in nanoseconds, and has done nothing
-    /// before it of which the machine has not heard. Returns true if the machine wants to hear of
-    /// that.
+    /// Publishes that the guest has reached a time of its clock, in nanoseconds. The machine must
+    /// already know everything that the guest has done before. Returns true if the machine has
+    /// requested a report of this time.
     pub fn reach(&mut self, ns: u64) -> bool {
         let (own, at) = (&self.guests[self.own], self.to_ps(ns));
         own.set(REACHED, at);
@@ -273,9 +274,9 @@ impl Page {
         self.guests[self.own].add(taken(port), bytes as u64);
     }
 
-    /// The time until which a guest that is [there](Page::reach) may run. Waits for others, unless
-    /// it must ask the machine. If it would run to `end` without a pause, it waits until it may, or
-    /// as long as no other guest waits for it.
+    /// Returns the time until which a guest that has [reached](Page::reach) `ns` may run. Waits for
+    /// other guests, unless it must ask the machine. A guest that would run to `end` without a
+    /// pause waits until that is allowed, or until another guest waits for it.
     ///
     /// # Errors
     ///
@@ -312,7 +313,8 @@ impl Page {
                     if own.get(WANTS) == 0 {
                         own.set(FOR, guest as u64);
                         own.set(WANTS, acts);
-                        // Once more, as the other one may have gone on before it could see that.
+                        // Check again, because the other guest may have continued before it could
+                        // see that.
                         continue;
                     }
                     if (own.get(FOR), own.get(WANTS)) != (guest as u64, acts) {
@@ -353,8 +355,8 @@ impl Page {
         let version = self.machine.get(VERSION);
         let mut others = u64::MAX;
         let mut behind = None;
-        // From the previous one backwards: guests often run one after the other, so that one
-        // is the last to come to the present step.
+        // From the previous one backwards: guests often run one after the other, so the previous
+        // one is the last to reach the present step.
         let count = self.guests.len();
         for guest in (1..count).map(|n| (self.own + count - n) % count) {
             let bell = self.guests[guest].bell(BELL);

@@ -33,7 +33,7 @@ pub(crate) fn new() -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// The same memory for those who may only read it.
+/// A read-only descriptor of the same memory.
 pub(crate) fn read_only(file: impl AsFd) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
@@ -90,7 +90,7 @@ impl Words {
         self.short(at).fetch_add(1, SeqCst);
     }
 
-    /// Wakes those who wait for a bell.
+    /// Wakes all waiters of a bell.
     pub(crate) fn wake(&self, at: usize) {
         // Fails for no reason that the caller could mend.
         let _ = futex::wake(self.short(at), Flags::empty(), i32::MAX as u32);

@@ -136,7 +136,7 @@ fn files_that_are_no_pages_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
-    /// No guest gets further than the slowest allows, and all get to the end, with any steps in
+    /// No guest gets further than the slowest allows, and all reach the end, with any steps in
     /// between and at any times of the host.
     #[test]
     fn guests_stay_together(

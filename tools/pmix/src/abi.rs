@@ -12,7 +12,7 @@ pub(crate) const KEY: usize = 512;
 /// The result of a function.
 pub(crate) type Status = c_int;
 pub(crate) const SUCCESS: Status = 0;
-/// It has been done at once: no callback is called.
+/// The operation is complete; no callback is called.
 pub(crate) const DONE: Status = -157;
 pub(crate) const NOT_SUPPORTED: Status = -47;
 

@@ -1,9 +1,9 @@
-//! A process manager for ranks that speak PMIx, as those of Open MPI do: they find out from it who
-//! they are, and exchange addresses.
+//! A process manager for ranks that speak PMIx, such as those of Open MPI. Ranks get their rank
+//! numbers from it, and exchange addresses.
 //!
-//! The protocol has no description but its library, libpmix, which also has the server's side. It
-//! brings threads, signal handlers and files, so it runs in a process for this only ([`serve`]),
-//! which ends with the one that has started it ([`Server`]).
+//! The protocol is defined only by its library, libpmix, which also implements the server's side.
+//! The library creates threads, signal handlers and files, so it runs in a separate process
+//! ([`serve`]), which ends with the process that has started it ([`Server`]).
 
 mod abi;
 mod library;
@@ -20,7 +20,7 @@ use std::thread;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
-/// The command by which a program that starts itself as the process calls [`serve`].
+/// The command of a program that starts itself again as that process. It must call [`serve`].
 pub const COMMAND: &str = "pmix-server";
 
 /// Names and values of a rank's variables.

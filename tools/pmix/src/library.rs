@@ -212,7 +212,7 @@ impl Library {
         self.check(status, "the job")
     }
 
-    /// Registers a rank of a job. Returns the variables by which it finds this server.
+    /// Registers a rank of a job. Returns the variables with which it finds this server.
     pub(crate) fn add_rank(&self, job: &str, rank: u32) -> anyhow::Result<Variables> {
         let process = abi::Proc { namespace: chars(job), rank };
         let user = rustix::process::getuid().as_raw();
@@ -326,8 +326,8 @@ unsafe extern "C" fn fence(
     of: *mut c_void,
 ) -> abi::Status {
     if let Some(collected) = collected {
-        // SAFETY: the library's own function and what it wants back. The data is C's, was given to
-        // us, and is freed when the library says that it does not need it any more.
+        // SAFETY: the library's own function with its own argument. The data was allocated by C,
+        // belongs to us, and is freed when the library reports that it no longer needs it.
         unsafe { collected(abi::SUCCESS, data, size, of, Some(release), data.cast()) };
     }
     abi::SUCCESS

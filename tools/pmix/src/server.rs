@@ -77,7 +77,7 @@ fn begin(layout: &Layout, files: &Path) -> anyhow::Result<(Library, Vec<Variable
     Ok((library, all))
 }
 
-/// Facts about the job for ranks that ask: the keys of the PMIx standard that Open MPI asks for.
+/// Facts about the job, by the keys of the PMIx standard that Open MPI requests.
 fn about(library: &Library, layout: &Layout, ranks: u32, files: &Path) -> anyhow::Result<Infos> {
     let folder = |path: &Path| CString::new(path.as_os_str().as_bytes());
     let list = |ranks: &[u32]| ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -133,7 +133,7 @@ fn end(library: Library, files: TempDir) {
     while ended.as_ref().is_ok_and(|thread| !thread.is_finished()) && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(5));
     }
-    // What is left of them is in the folder for temporary files.
+    // Their remains are in the folder for temporary files.
     let _ = files.close();
     std::process::exit(0)
 }
