@@ -1,9 +1,10 @@
-//! Proves a driver: boots two Linux nodes, takes the driver through its life there, and tells which
-//! rules of the registers it has kept, broken and never met, and what it has left behind.
+//! Proves a driver: boots two Linux nodes, exercises the driver there from load to unload, and
+//! reports the rules of the registers that it has kept, broken and never exercised, and what it has
+//! left behind.
 //!
-//! A [`Subject`] is the driver, a `Scene` a part of its life, and a [`Report`] what
-//! came of it. Each command on a node has a limit of time, and so has the whole; a driver that
-//! hangs or takes its node with it ends the scenes, and the report is about what was before.
+//! A [`Subject`] is the driver, a `Scene` a part of the exercise, and a [`Report`] its result. Each
+//! command on a node has a time limit, and so has the whole exercise. If a driver hangs or crashes
+//! its node, the scenes end, and the report covers what was done until then.
 #![forbid(unsafe_code)]
 
 mod formats;
