@@ -48,7 +48,7 @@ fn find(command: &Command) -> Option<PathBuf> {
 /// The processors that an ELF program of 64 bits is for.
 fn machine(file: &Path) -> Option<u16> {
     let mut head = [0; tofu_arch::ELF_HEAD];
-    // Not of pipes, because reading would block.
+    // Only of regular files, because reading a pipe would block.
     let file = file.is_file().then(|| File::open(file).ok())??;
     file.take(head.len() as u64).read_exact(&mut head).ok()?;
     tofu_arch::elf_number(&head)

@@ -34,8 +34,8 @@ pub fn wait() {
     until(BROKER, || is_marked("broker") || has_socket(Path::new(SOCKETS)));
     until(NETWORK, || {
         is_marked("network")
-            // The driver's interface reports a carrier as soon as it is up and any link is. On a
-            // single node it never has one.
+            // The driver's interface reports its carrier as soon as it is up. On the only node of a
+            // machine the carrier stays 0.
             || match fs::read_to_string(CARRIER).as_deref().map(str::trim) {
                 Ok("1") => true,
                 Ok("0") => Path::new(CARRIER).with_file_name("tofu").exists(),

@@ -378,7 +378,7 @@ impl Mesh {
     ///
     /// While the answers to its requests pile up, its frames wait, too, because a short request may
     /// have a long answer. They are still read, because two shards that wait for each other to read
-    /// would deadlock. During that time the other shard's requests are throttled.
+    /// would deadlock. During that time this process is requested to throttle its own requests.
     fn serve(&self, shard: ShardId, peer: &Peer, to: &dyn Receive) {
         let mut frames = std::mem::take(&mut *lock(&peer.early));
         let (mut inbox, mut deferred) = (Inbox::default(), Deferred::default());

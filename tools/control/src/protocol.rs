@@ -558,7 +558,7 @@ pub struct ShardInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardState {
-    /// True if it is the shard that answers.
+    /// The shard that has answered this request.
     Here,
     /// It answers.
     There,
