@@ -88,7 +88,7 @@ struct Packet {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Send,
-    /// The first packet of a queue (input, channel) may ask for its output.
+    /// The first packet of a queue (input, channel) may request its output.
     Ask(usize, usize),
     /// An output is free, or has received credit for a channel.
     Free(usize),
@@ -182,7 +182,7 @@ impl Torus {
             self.at(now + WIRE, node, What::Free(output));
             self.at(now + WIRE, node, What::Ask(input, channel));
             if input < 6 {
-                // What left the previous node by X+ is in the queue of that name.
+                // Packets that left the previous node by X+ are in the queue of that name.
                 let before = self.neighbour(node, input ^ 1);
                 self.at(now + WIRE + HOP, before, What::Credit(input, channel));
             }

@@ -1,7 +1,7 @@
 //! Devices in modelled time, driven by the real driver.
 //!
-//! The process at a node is the code that calls the driver: it takes no time, and sees data as soon
-//! as it is in memory. Programs that take turns say what time they take.
+//! The process at a node is the code that calls the driver. It takes no time, and data is visible
+//! to it as soon as it is in memory. Programs that take turns report the time that they take.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -143,7 +143,7 @@ impl Model {
     }
 }
 
-/// A node as the driver's platform sees it.
+/// The driver's platform for a node.
 struct NodeBackend {
     engine: Arc<EventEngine>,
     node: NodeId,

@@ -125,7 +125,8 @@ impl Report {
         text
     }
 
-    /// Counts values by kind, and those that are met of the kind of which that says something.
+    /// Counts values by kind, and the values that are met of each kind for which that is
+    /// meaningful.
     fn counts(&self) -> String {
         let count = |kind| self.values.iter().filter(|row| row.value.kind == kind).count();
         let met = self.values.iter().filter(|row| row.met == Some(true)).count();
@@ -136,8 +137,8 @@ impl Report {
         )
     }
 
-    /// Says why values are not met, what others were fitted with, once for rows in a line, and what
-    /// else is to be known of them.
+    /// Prints the reasons for values that are not met, the values with which others were fitted
+    /// (once for consecutive rows), and other remarks.
     fn notes(&self) -> String {
         let mut text = String::new();
         let mut last = "";

@@ -190,7 +190,7 @@ fn ranges(text: &str) -> Option<Vec<(Axis, RangeInclusive<u8>)>> {
     text.split(',').map(range).collect()
 }
 
-/// The most load that may be asked for, relative to the rate at which a link is full.
+/// The greatest allowed load, relative to the rate at which a link is full.
 const MOST_LOAD: f64 = 4.0;
 /// While the network is not saturated, at least this share of the offered load arrives.
 const UNSATURATED: f64 = 0.95;
@@ -216,7 +216,7 @@ struct Row {
     offered_gbytes_per_s: Option<f64>,
     /// The payload of each node of uniform traffic at which a link is full, given the routes.
     bound_gbytes_per_s: Option<f64>,
-    /// The mean number of links that a message goes over, and the mean time of a message that never
+    /// The mean number of links on a message's route, and the mean time of a message that never
     /// waits, if they are known.
     mean_hops: Option<f64>,
     unloaded_us: Option<f64>,
@@ -227,7 +227,7 @@ struct Row {
     seeds: Option<Spread>,
 }
 
-/// The network, with the parameters that other simulators ask for.
+/// The network, with the parameters that other simulators need.
 #[derive(Clone, Debug, Serialize)]
 struct Described {
     nodes: u32,
@@ -455,7 +455,8 @@ impl Raw {
             replay_bytes: self.replay_bytes.as_ref().map(|bytes| *bytes.get_ref()),
             ..Options::default()
         };
-        // The network decides whether buffers are large enough. A single unit suffices to ask it.
+        // The network decides whether buffers are large enough. A single unit suffices for this
+        // check.
         for (field, bytes) in
             [("queue_bytes", &self.queue_bytes), ("replay_bytes", &self.replay_bytes)]
         {
@@ -986,7 +987,7 @@ mod tests {
                 assert_eq!((outcome.senders, outcome.lost), (count, 0), "{senders} {pattern}");
                 assert_eq!(outcome.delivered, u64::from(count) * 50, "{senders} {pattern}");
             }
-            // Others send to whom they would without.
+            // The targets of other nodes do not change.
             let outcome = run(&format!("pattern = \"neighbour\"\nsenders = \"{senders}\""));
             assert_eq!(outcome.senders, count, "{senders}");
         }
@@ -995,8 +996,8 @@ mod tests {
         assert!(pair.hops <= 4 * 50, "{pair:?}");
     }
 
-    /// Messages of a TNI are as far apart as frame and gap say, or as a round trip if only one may
-    /// be on its way.
+    /// Messages of a TNI are separated by frame and gap, or by a round trip if only one may be in
+    /// flight.
     #[test]
     fn gap_and_window_slow_a_sender() {
         let run = |more: &str| {

@@ -1,4 +1,4 @@
-//! Traffic of many nodes through the modelled network: who sends what to whom, and how it performs.
+//! Traffic of many nodes through the modelled network: the messages of each node, and the results.
 //!
 //! Nothing here depends on the host: each random number is derived from the seed, the node and the
 //! number of earlier draws of the node.
@@ -86,8 +86,8 @@ const fn exponential(random: u64, mean: u64) -> Ps {
     /// The natural logarithm of 2, with 32 fractional bits.
     const LN_2: u128 = 2_977_044_472;
     let random = random | 1;
-    // The mantissa has one bit before the binary point and 63 behind it. Its logarithm to base 2 is
-    // a fraction, of which each squaring yields a bit.
+    // The mantissa has one bit before the binary point and 63 after it. Its logarithm to base 2 is
+    // a fraction; each squaring yields one bit of it.
     let mut mantissa = random << random.leading_zeros();
     let mut fraction = 0u64;
     let mut bit = 0;
@@ -338,7 +338,7 @@ impl Traffic {
         {
             return None;
         }
-        // How many pairs' routes lead through each port.
+        // The number of routes through each port.
         let mut ways = vec![0u64; shape.nodes() as usize * Port::COUNT];
         for from in shape.iter() {
             for to in shape.iter().filter(|to| *to != from) {
@@ -380,7 +380,7 @@ impl Traffic {
 /// Frames of a message on a link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frames {
-    /// Bytes that the link carries meanwhile.
+    /// Bytes that the link carries in that time.
     pub(crate) bytes: u64,
     pub(crate) time: Ps,
 }
@@ -396,7 +396,7 @@ pub(crate) struct Limits {
     /// The payload of each node, in bytes per second, at which the busiest link is full, or all
     /// TNIs of a node are.
     pub(crate) rate: f64,
-    /// The mean number of links that a message goes over.
+    /// The mean number of links on a message's route.
     pub(crate) hops: f64,
     /// The mean time of a message that never waits, in picoseconds.
     pub(crate) latency: f64,
@@ -423,7 +423,7 @@ struct Open {
     dst: Coords,
 }
 
-/// Reports of the network since it was last asked.
+/// Reports of the network since the last call.
 #[derive(Default)]
 struct Told {
     /// When a part ended, its token, and whether it was lost.
@@ -482,7 +482,7 @@ impl Traffic {
     /// Runs the traffic on this many threads.
     ///
     /// # Errors
-    /// If a link that is to be down does not exist, or the network stalls.
+    /// If a link that should be down does not exist, or the network stalls.
     pub(crate) fn run(&self, threads: u32) -> anyhow::Result<Outcome> {
         let options = Options { threads, ..self.options.clone() };
         let mut network = Network::new(self.shape, &self.links, &options)?;

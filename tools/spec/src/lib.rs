@@ -2,7 +2,8 @@
 //!
 //! A [`MachineSpec`] comes from a machine file ([`MachineSpec::parse`]), from options of a command,
 //! or from code. [`MachineSpec::over`] merges two of them. [`plan::Plan::new`] checks it: every
-//! mistake of a user ends there, before anything has started. What runs machines takes plans.
+//! mistake of a user is reported there, before anything has started. Code that runs machines takes
+//! only plans.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A machine that can be started: what the machine file and the command line ask for.
+//! A machine that can be started, from the machine file and the command line.
 
 mod build;
 mod error;
@@ -108,13 +108,13 @@ pub struct TimePlan {
     pub quantum: Option<Quantum>,
     /// The modelled time of an instruction.
     pub instruction: InstructionTime,
-    /// The number that chooses when each guest begins; `None` if all do at once.
+    /// The seed for the start times of the guests; `None` if all start at the same time.
     pub seed: Option<u32>,
     /// Where it stops.
     pub until: Option<Until>,
 }
 
-/// A record of what comes to guests in modelled time from outside, and when.
+/// A record of the input of guests in modelled time, with its times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InputLog {
     /// It is written into a file.

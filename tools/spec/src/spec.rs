@@ -247,7 +247,7 @@ pub struct NodeSpec {
 }
 
 impl NodeSpec {
-    /// Returns what is asked of its guest.
+    /// Returns the settings of its guest.
     pub(crate) fn guest(&self) -> GuestSpec {
         guest_spec!(self)
     }
@@ -297,8 +297,7 @@ pub(crate) struct Given {
     pub(crate) of: Use,
 }
 
-/// Defines what is done with all fields alike, but for lists: how they are merged, and which of
-/// them have values.
+/// Defines operations on all fields except lists: merging, and finding those with values.
 macro_rules! fields {
     ($spec:ident { $($field:ident: $of:ident),* $(,)? } $({ $($list:ident),* })?) => {
         impl $spec {

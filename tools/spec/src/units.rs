@@ -362,7 +362,7 @@ impl InstructionTime {
     }
 }
 
-/// A nanosecond, which is what QEMU counts by.
+/// A nanosecond, QEMU's unit.
 impl Default for InstructionTime {
     fn default() -> Self {
         Self(1000)
@@ -463,7 +463,7 @@ impl fmt::Display for Until {
 choices! {
     /// The owner of the device in Linux nodes.
     Driver, Auto, "\"tofu\", \"vfio\" or \"auto\"":
-    /// The kernel driver where an image that has it is there, VFIO otherwise
+    /// The kernel driver if there is an image with it, otherwise VFIO
     Auto = "auto",
     /// The kernel driver, tofu.ko
     Tofu = "tofu",

@@ -1,9 +1,8 @@
 //! Programs like those that were run on the machine. They only use uTofu.
 //!
-//! The published texts say what was measured, but not each step of a loop. Where a program could be
-//! written in several ways, this is *our choice*: who waits for data looks at its last word in
-//! memory, a round trip counts for two ways, and what is sent alternates between two places, so
-//! that a completion is taken a round later.
+//! The published texts say what was measured, but not each step of a loop. *Ours*: a program that
+//! waits for data polls its last word in memory, the time of one way is half of a round trip, and
+//! data alternates between two places, so that a completion is taken a round later.
 
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
@@ -240,7 +239,7 @@ fn tree(rank: &mut Rank, bytes: usize) -> anyhow::Result<f64> {
     const DOWN: u64 = 4;
     let slot = |number| IN[0] + SLOT * number;
     rounds(rank, 1.0, |rank, number| {
-        // What was sent up and down in the round before has arrived: there is an answer to it.
+        // The data sent up and down in the previous round has arrived, because it was answered.
         rank.complete(0, 0)?;
         for (_, from) in &children {
             rank.wait_for(slot(*from) + last, number)?;

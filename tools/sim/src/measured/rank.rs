@@ -45,7 +45,7 @@ impl Software {
     pub(super) const TCQ: u64 = 194;
     /// `utofu_poll_mrq` that finds a notice.
     pub(super) const MRQ: u64 = 628;
-    /// A loop's look at a word of memory: a load, a comparison and a jump, and what counts them.
+    /// A poll of a word of memory in a loop: a load, a comparison, a jump, and the loop counter.
     pub(super) const LOAD: u64 = 5;
 
     fn ps(self, instructions: u64) -> Ps {
@@ -72,8 +72,8 @@ pub(super) struct Rank {
     at: Ps,
 }
 
-/// A transfer between two programs: from one place in a buffer to a place in the other's, by the
-/// interfaces of this number at both ends.
+/// A transfer between two programs: from a place in one program's buffer to a place in the other's,
+/// over the interfaces with this number at both ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Move {
     pub(super) peer: usize,
@@ -127,7 +127,7 @@ impl Rank {
         }
     }
 
-    /// Puts bytes. A completion is to be taken for it.
+    /// Puts bytes. The caller must take a completion for it.
     pub(super) fn put(&mut self, of: Move) -> anyhow::Result<()> {
         let transfer = self.transfer(&of, TCQ_NOTICE);
         self.pending[of.tni] += 1;

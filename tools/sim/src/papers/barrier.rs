@@ -177,8 +177,8 @@ fn test_program(channels: u32, tnis: u32) -> anyhow::Result<Plan> {
     Ok(if disseminated.stages() < trees.stages() { disseminated } else { trees })
 }
 
-/// Returns place `i` of an axis in which one of X, Y, Z is folded with one of A, B, C, so that
-/// neighbours are one hop apart.
+/// Returns place `i` of an axis that folds one of X, Y, Z with one of A, B, C, so that neighbours
+/// are one hop apart.
 fn folded(i: u32, length: u32) -> (u8, u8) {
     let (outer, inner) = (i / length, i % length);
     let inner = if outer % 2 == 0 { inner } else { length - 1 - inner };

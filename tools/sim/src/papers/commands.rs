@@ -72,8 +72,8 @@ fn one_way(
     Ok((model.now() - start) / Ps::from(2 * (rounds - 1)))
 }
 
-/// Sends consecutive messages from one end, or from both at once. Returns the bytes per second of
-/// one direction.
+/// Sends consecutive messages from one end, or from both at the same time. Returns the bytes per
+/// second of one direction.
 pub(super) fn ping(
     generation: Generation,
     bytes: u32,
@@ -108,8 +108,8 @@ pub(super) fn ping(
 /// Bytes of the Puts of Table V (*ours*).
 pub(super) const LARGE: u32 = 1 << 20;
 
-/// Sends from all interfaces of a node at once, each to another neighbour. Returns the bytes per
-/// second.
+/// Sends from all interfaces of a node at the same time, each to another neighbour. Returns the
+/// bytes per second.
 pub(super) fn injection(generation: Generation) -> anyhow::Result<f64> {
     const BYTES: u32 = 2 << 20;
     const COUNT: usize = 2;

@@ -104,7 +104,7 @@ fn long_message_takes_its_modelled_time() {
     }
 }
 
-/// The interface has no room for so many bursts at once.
+/// The interface has no room for this many bursts.
 #[test]
 fn waiting_message_takes_its_modelled_time() {
     let answered = both(|ends| put(20 * 256 * 64)(ends).mtu(64).packet_response());
@@ -120,8 +120,8 @@ fn gap_spaces_a_machines_frames() {
     assert!((1.95..2.05).contains(&ratio), "{full:?} {half:?}");
 }
 
-/// All interfaces of a node send at once, each to another neighbour: Table IV of the TofuD paper.
-/// The buses of the K computer and FX10 carry less than their links.
+/// All interfaces of a node send at the same time, each to another neighbour: Table IV of the TofuD
+/// paper. The buses of the K computer and FX10 carry less than their links.
 #[test]
 fn node_injects_at_link_and_bus_rate() {
     let within = [14.5..15.0, 17.0..17.6, 45.0..46.0, 37.5..38.2];

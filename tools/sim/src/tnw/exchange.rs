@@ -53,7 +53,7 @@ impl fmt::Display for Scheme {
     }
 }
 
-/// Describes who sends what.
+/// Describes the messages and their senders.
 #[derive(Clone, Debug)]
 pub(crate) struct Exchange {
     pub(crate) shape: Shape,
@@ -147,7 +147,7 @@ impl Exchange {
 enum Phase {
     /// The next message is about to start.
     Begin,
-    /// The message is to be sent from this byte on.
+    /// The message must be sent from this byte on.
     Send(usize),
     /// The message has been sent.
     Wait,

@@ -42,7 +42,7 @@ const WAY_PS: Ps = TRANSFER_PS - PACKET_ON_BUS_PS;
 const PACKET_ON_BUS_PS: Ps = PACKET_DATA as Ps * 1_000_000_000_000 / BUS_BYTES_PER_S;
 /// The time for which a link is busy with a packet.
 const PACKET_PS: Ps = TORUS_TIMING.transit_ps(0, PACKET_SIZE as u64);
-/// Packets of an Nget that are fetched at once: those of the longest read of PCI Express (*ours*).
+/// Packets of an Nget that are fetched together: those of the longest read of PCI Express (*ours*).
 const FETCH: u16 = (4096 / PACKET_DATA) as u16;
 /// Memory of a node starts here, so that address 0 is not memory.
 const MEMORY_BASE: u64 = 0x1000;
@@ -56,7 +56,7 @@ pub(super) enum Event {
     Device,
     /// A device has written to the memory of a node.
     Memory(usize),
-    /// The time for which this program asked has come.
+    /// The time that this program requested has come.
     Program(usize),
 }
 
@@ -161,9 +161,9 @@ enum Due {
 
 /// One direction of a node's interfaces of PCI Express.
 ///
-/// *Ours*: stores to windows go by the interface of their link, of which each has every second one;
-/// reads and data that a device writes go by the one that is free first. Data becomes visible in
-/// the order in which it was sent, and what tells of it follows it on the same interface.
+/// *Ours*: stores to windows use the interface of their link; each interface has every second link.
+/// Reads, and data that a device writes, use the interface that is free first. Data becomes visible
+/// in the order in which it was sent, and its notification follows it on the same interface.
 #[derive(Default)]
 struct Interfaces {
     lines: [BusLine; INTERFACES],
@@ -446,7 +446,7 @@ impl World {
     }
 }
 
-/// The links as a device sees them.
+/// The device's interface to its links.
 struct Wire<'a> {
     world: &'a World,
     node: usize,
@@ -531,7 +531,7 @@ impl DmaMemory for Surroundings {
     }
 }
 
-/// A node as the library's platform sees it.
+/// The library's platform for a node.
 struct NodeBackend {
     world: Arc<World>,
     node: usize,

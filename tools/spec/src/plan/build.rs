@@ -113,7 +113,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// As [`Plan::new`], and if anything is asked of guests.
+    /// As [`Plan::new`], and if any option is for guests.
     pub fn served(spec: &MachineSpec) -> Result<Self, PlanError> {
         if let Some(given) = spec.given().find(|given| given.of != Use::Machine) {
             return Err(spec.about(given.field, PlanError::NoGuests));
@@ -242,7 +242,7 @@ fn show_coords(at: Coords) -> String {
     format!("{:?}", at.to_array())
 }
 
-/// Checks what is asked of the gateway.
+/// Checks the settings of the gateway.
 fn check_gateway(spec: &MachineSpec, exists: bool, shape: &Shape) -> Result<(), PlanError> {
     let nat = spec.nat == Some(true);
     match exists {
@@ -253,7 +253,7 @@ fn check_gateway(spec: &MachineSpec, exists: bool, shape: &Shape) -> Result<(), 
     }
 }
 
-/// Checks what is asked of arm64 nodes.
+/// Checks the settings of arm64 nodes.
 fn check_arm64(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanError> {
     if nodes.iter().any(|node| node.role.arch() == Some(Arch::Arm64)) {
         let netbooted = any_netbooted(nodes, Some(Arch::Arm64));
@@ -272,8 +272,8 @@ fn check_arm64(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanError> 
 /// The most nodes of a machine in modelled time, whose guests wait for each other.
 const MOST_MODELLED: u32 = 64;
 
-/// Checks what is asked of a machine in modelled time, but for its guests. Returns how it keeps it;
-/// `None` if it keeps the host's time.
+/// Checks the settings of a machine in modelled time, except for its guests. Returns its settings
+/// of time; `None` if it keeps the host's time.
 fn modelled(
     spec: &MachineSpec,
     interconnect: Interconnect,
@@ -318,7 +318,7 @@ fn modelled(
     Ok(Some(TimePlan { quantum: spec.quantum, instruction, seed: spec.seed, until: spec.until }))
 }
 
-/// Returns what is asked of a record of the guests' input.
+/// Returns the settings for a record of the guests' input.
 fn input(spec: &MachineSpec) -> Result<Option<InputLog>, PlanError> {
     match (&spec.record, &spec.replay) {
         (Some(_), Some(_)) => Err(PlanError::RecordAndReplay),
@@ -328,7 +328,7 @@ fn input(spec: &MachineSpec) -> Result<Option<InputLog>, PlanError> {
     }
 }
 
-/// Checks what is asked of the guests of a machine in modelled time.
+/// Checks the settings of guests of a machine in modelled time.
 fn check_modelled(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanError> {
     let any = |of: fn(&Role) -> bool| nodes.iter().any(|node| of(&node.role));
     let several = |role: &Role| matches!(role, Role::Linux(linux) if linux.cpus.0 > 1);
@@ -379,13 +379,13 @@ impl<'a> Places<'a> {
         Ok(this)
     }
 
-    /// Returns true if a guest is asked for this very node.
+    /// Returns true if a guest is requested for this particular node.
     fn has_guest(&self, id: NodeId) -> bool {
         self.own.get(&id).is_some_and(|own| own.guest() != GuestSpec::default())
     }
 }
 
-/// The nodes of the machine: the first compute nodes have guests, as many as are asked for.
+/// The nodes of the machine. The first compute nodes have the requested number of guests.
 fn nodes(
     spec: &MachineSpec,
     interconnect: Interconnect,
@@ -548,7 +548,7 @@ struct Roles<'a> {
 }
 
 impl Roles<'_> {
-    /// Returns the role of a node, of which a machine file may say something.
+    /// Returns the role of a node, which may have settings in a machine file.
     fn of(&mut self, own: Option<&NodeSpec>) -> Result<Role, PlanError> {
         let guest = own.map(NodeSpec::guest).unwrap_or_default().merged(self.spec.guests());
         let place = |field: &str| {

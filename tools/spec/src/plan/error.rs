@@ -100,7 +100,7 @@ pub enum PlanError {
     CaptureElsewhere { at: Coords, shard: ShardId },
 }
 
-/// Refuses the first thing that is asked for although the machine cannot have it.
+/// Refuses the first setting that the machine cannot have.
 pub(super) fn refuse<const N: usize>(
     lacks: [(bool, &'static str); N],
     why: fn(&'static str) -> PlanError,
