@@ -1,8 +1,8 @@
 //! The host's side of a node's agent, which runs several programs at once over one stream.
 //!
-//! The guest may have another agent, which sends anything or nothing. What it sends is bounded by
-//! what the host has granted, and nothing waits for it: an `Outlet` writes to the guest, and
-//! programs are given up if the agent answers no ping.
+//! The guest may run another agent, which sends anything or nothing. Its data is bounded by the
+//! credit that the host has granted, and nothing waits for it: an `Outlet` writes to the guest, and
+//! programs are abandoned if the agent answers no ping.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
@@ -62,7 +62,7 @@ impl Default for Pings {
 
 /// The start of a node that is a clone of another one.
 pub struct CloneStart<'a> {
-    /// Returns the identity that the guest is to assume.
+    /// Returns the identity that the guest must assume.
     pub identity: &'a dyn Fn() -> Identity,
     /// Called with the reason, in one line, if the guest does not become ready.
     pub failed: &'a dyn Fn(&str),
@@ -102,9 +102,9 @@ struct Entry {
 }
 
 impl Agent {
-    /// An agent of a guest in modelled time. Nothing is asked of it while a program runs, and a
-    /// program that says nothing is waited for as long as its virtual machine runs. If the guest
-    /// `replays` its input, it may send what a program says before the program has been started.
+    /// Creates the agent of a guest in modelled time. It gets no pings while a program runs, and a
+    /// silent program has no time limit as long as its virtual machine runs. If the guest `replays`
+    /// its input, it may send a program's output before the program has been started.
     pub fn in_modelled_time(replays: bool) -> Self {
         let this = Self::default();
         lock(&this.pinged).none = true;
@@ -235,7 +235,7 @@ impl Agent {
         asked
     }
 
-    /// Waits for the answer to a ping; returns whether it came in time.
+    /// Waits for the answer to a ping. Returns false on a timeout.
     pub(crate) fn answers(&self, ping: u64, until: Instant) -> bool {
         let mut pings = lock(&self.pinged);
         while pings.answered < ping {
@@ -261,7 +261,7 @@ impl Agent {
         let (sink, queue) = queue(MOST_IN, WhenFull::Merge);
         let id = lock(&self.link).start(exec, sink)?;
         let handle = ProgramHandle { agent: Arc::clone(self), id };
-        // The agent answers a ping that is sent from now on after it has started the program.
+        // The agent answers a ping that is sent from here on only after it has started the program.
         let before = lock(&self.pinged).asked;
         self.ping();
         let (agent, silence) = (Arc::clone(self), silence.unwrap_or(SILENCE));
@@ -301,7 +301,7 @@ impl Link {
         }
     }
 
-    /// Notes that programs can run; returns whether that is to be reported.
+    /// Notes that programs can run. Returns true if that must be reported.
     fn begin(&mut self) -> bool {
         let was_ready = std::mem::replace(&mut self.ready, true);
         !was_ready && self.is_seldom()
@@ -422,8 +422,8 @@ impl Link {
         Ok(())
     }
 
-    /// Kills a program, of which the client wants to know no more. The guest may still send for it,
-    /// so its number must not be used again yet: its entry stays until the guest reports the end.
+    /// Kills a program whose client is gone. The guest may still send messages for it, so its
+    /// number must not be reused yet: its entry stays until the guest reports the end.
     fn kill(&mut self, id: u32) {
         let Some(entry) = self.programs.get_mut(&id) else { return };
         if entry.sink.take().is_none() {
@@ -689,7 +689,7 @@ mod tests {
         for _ in 0..whole {
             assert_eq!(messages.next(), Some(output(b'a', MAX_DATA)));
         }
-        // What it says of input waits until that has been sent.
+        // Messages about input wait until the input has been sent.
         assert!(messages.queue.try_recv().is_err());
         handle.say(ToProgram::Input(b"abc".to_vec())).unwrap();
         assert_eq!(messages.next(), Some(FromProgram::Credit(3)));
@@ -801,7 +801,7 @@ mod tests {
         let ping = guest.agent.ping();
         assert!(!guest.agent.answers(ping, Instant::now()));
         assert!(why(&mut messages).contains("has not answered for"));
-        // A new session takes the place of all that waits.
+        // A new session replaces all waiting frames.
         guest.say(&FromGuest::Awake);
         let mut all = FrameReader::new(&guest.stream);
         while !matches!(all.receive(), Ok(Some(ToGuest::Hello { session: 2, .. }))) {}

@@ -53,8 +53,9 @@ impl fmt::Display for Frame {
     }
 }
 
-/// Returns the frames of a guest whose program is the ELF file `image`, innermost first, without
-/// those that only report an exception or a panic. Empty if the image has no such information.
+/// Returns the stack frames of a guest whose program is the ELF file `image`, innermost first,
+/// without those that only report an exception or a panic. Empty if the image has no such
+/// information.
 pub fn frames(image: &[u8], memory: &impl GuestMemoryBackend, registers: &Registers) -> Vec<Frame> {
     let Some(program) = Program::parse(image) else { return Vec::new() };
     let word = |at: u64| memory.read_obj::<u64>(GuestAddress(at)).ok();

@@ -1,4 +1,4 @@
-//! Captures: what a node's ports and TNIs see, as pcapng.
+//! Captures of the packets at a node's ports and TNIs, as pcapng.
 
 pub mod file;
 pub mod select;
@@ -36,7 +36,7 @@ pub(crate) fn write(
     let (start, since) = (Instant::now(), SystemTime::now());
     let end = limits.seconds.map(|seconds| start + Duration::from_secs(seconds));
     let mut writer = Writer::new(out, at, capture.config())?;
-    // Once the header is written, the file is valid even if the machine ends at once.
+    // Once the header is written, the file is valid even if the machine ends immediately.
     writer.flush()?;
     let mut packets = 0;
     let is_over = || stop.load(SeqCst) || end.is_some_and(|end| Instant::now() >= end);

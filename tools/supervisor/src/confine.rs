@@ -57,7 +57,7 @@ impl Confinement {
         Ok(Self(Some(Arc::new(sandbox))))
     }
 
-    /// Returns the limits of a program that is to serve a guest; `None` if the user has turned the
+    /// Returns the limits of a program that will serve a guest; `None` if the user has turned the
     /// sandbox off.
     pub fn of_program(&self) -> Option<ProgramLimits> {
         self.0.as_ref().map(|_| ProgramLimits::new())

@@ -16,7 +16,7 @@ use crate::outlet::Outlet;
 
 /// Bytes of output kept for later clients.
 const TAIL: usize = 64 << 10;
-/// Bytes of output by which a viewer may lag behind. It loses the oldest beyond that.
+/// Bytes of output by which a viewer may lag. Older output is lost.
 const BEHIND: usize = 1 << 20;
 /// Bytes of input that wait for a guest that does not read its console.
 const TYPED: usize = 64 << 10;

@@ -30,7 +30,7 @@ impl Duplex {
         Ok(Self { input: stream.try_clone()?, output: OwnedFd::from(stream).into() })
     }
 
-    /// Makes a stream that has both. Returns its other end as well.
+    /// Makes a bidirectional stream. Also returns its other end.
     ///
     /// # Errors
     ///
@@ -40,9 +40,9 @@ impl Duplex {
         Ok((Self::on(ours)?, there))
     }
 
-    /// Makes a port whose input comes to the virtual machine another way than its output leaves.
-    /// Returns the other ends, of the output first. So much output fits that the virtual machine
-    /// does not notice how fast this process reads it.
+    /// Makes a port with separate channels for input and output. Returns the other ends, that of
+    /// the output first. The output has a large buffer, so that the speed at which this process
+    /// reads it does not affect the virtual machine.
     ///
     /// # Errors
     ///

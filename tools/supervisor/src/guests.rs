@@ -174,7 +174,7 @@ impl Guests {
         }
         let function = Arc::clone(&device.function);
         note("running");
-        // Sent first, because the guest may end at once.
+        // Sent first, because the guest may end immediately.
         self.events.send(news);
         vm.start(move |outcome| {
             if is_fault(outcome)
@@ -185,7 +185,7 @@ impl Guests {
                 }
             }
             // A guest that exited is like a processor that halted: its device continues to serve
-            // others until the machine ends. One that crashed is like a node that lost its power.
+            // others until the machine ends. A guest that crashed is like a node that lost power.
             if !matches!(outcome, tofu_vmm::Outcome::Exited(_)) {
                 function.reset();
             }
@@ -303,8 +303,8 @@ impl Guests {
     pub(crate) fn stop(&self) {
         let mut all = self.all();
         all.stopped = true;
-        // All are told before any is waited for: those that still run would otherwise see the
-        // others vanish, and fail.
+        // All are signalled before any is waited for. Otherwise those that still run would notice
+        // that the others are gone, and fail.
         for guest in all.guests.values() {
             guest.vm.holder().stop();
         }

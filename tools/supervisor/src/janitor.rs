@@ -26,7 +26,7 @@ use crate::gateway::nat;
 use crate::limits::ProgramLimits;
 use crate::namespaces::{self, Entrance, Maker, Namespace};
 
-/// The command by which this program starts itself as another process: `internal TASK [PROGRAM
+/// The command with which this program starts itself as another process: `internal TASK [PROGRAM
 /// ARGUMENTS]`. The task is JSON.
 pub const INTERNAL: &str = "internal";
 
@@ -55,7 +55,7 @@ enum Task {
 }
 
 /// Sent to the janitor after an orderly end: the files have been removed, and any that exist now
-/// belong to others. No absolute path is like it.
+/// belong to others. No absolute path is equal to it.
 const ORDERLY: &[u8] = b"done";
 /// Ends each message to the janitor. No path has it.
 const END: u8 = 0;
@@ -63,7 +63,7 @@ const END: u8 = 0;
 /// The janitor process. Dropping this makes it clean up.
 pub struct Janitor {
     child: Child,
-    /// Closing it tells the janitor to clean up.
+    /// Closing it makes the janitor clean up.
     pipe: Option<ChildStdin>,
     group: i32,
 }
@@ -108,7 +108,7 @@ impl Janitor {
 impl Drop for Janitor {
     fn drop(&mut self) {
         if let Some(mut pipe) = self.pipe.take() {
-            // If it cannot be told, it is dead.
+            // If the write fails, the janitor is dead.
             let _ = pipe.write_all(ORDERLY);
         }
         // It kills itself last.

@@ -11,7 +11,7 @@ use tofu_control::protocol::{JobInfo, JobState};
 use tofu_sync::lock;
 use tofu_ui::printable;
 
-/// The most jobs at once. Each has a connection and threads.
+/// The most jobs at a time. Each has a connection and threads.
 const MOST: usize = 1024;
 /// Characters of a command that are kept.
 const MOST_COMMAND: usize = 200;

@@ -1,8 +1,8 @@
-//! Runs a machine in a process: plans it, starts and stops its nodes, and serves requests of other
-//! processes while it runs.
+//! Runs a machine in a process: starts and stops its nodes, and serves requests of other processes
+//! while it runs.
 //!
-//! A command makes a [`Plan`](tofu_spec::plan::Plan), starts it in a [`session::Session`] with a
-//! [`runner::Backend`], and sees everything else as [`event::Event`]s.
+//! A command makes a [`Plan`](tofu_spec::plan::Plan) and starts it in a [`session::Session`] with a
+//! [`runner::Backend`]. Everything else is reported to it as [`event::Event`]s.
 
 #![forbid(unsafe_code)]
 

@@ -31,7 +31,7 @@ const ENVIRONMENT: [&str; 6] = ["PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH
 /// Limits of a program.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ProgramLimits {
-    /// True if the program is confined; standard input is a socket that takes the descriptor by
+    /// True if the program is confined. Standard input is then a socket for the descriptor with
     /// which its connect(2) is answered.
     confine: bool,
     /// The descriptors that it is passed.
@@ -92,7 +92,7 @@ impl ProgramLimits {
         self.users.is_some()
     }
 
-    /// Enters the limits, for good. `command` is going to replace this process.
+    /// Enters the limits permanently. `command` will replace this process.
     pub(crate) fn enter(&self, command: &mut Command) -> anyhow::Result<()> {
         keep_from_children(&self.keep);
         if !self.confine {

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Returns the bytes of memory that this process can still use, swap included: those of the host,
-/// or those of one of its control groups if that has fewer. `None` if the kernel does not tell.
+/// or those of one of its control groups if that has fewer. `None` if the kernel does not report
+/// it.
 pub fn available() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let swap = meminfo_bytes(&meminfo, "SwapFree").unwrap_or(0);
@@ -82,7 +83,7 @@ fn folders(text: &str) -> Vec<PathBuf> {
             }
             _ => continue,
         };
-        // In a container the path may be the host's, which cannot be seen; the root can.
+        // In a container the path may be the host's, which is not visible; the root is.
         let own = root.join(path.trim_start_matches('/'));
         folders.extend(own.ancestors().take_while(|at| at.starts_with(root)).map(Path::to_owned));
     }

@@ -39,7 +39,7 @@ pub struct Namespace {
     ipc: File,
 }
 
-/// The files of a namespace, by which a process that becomes a program enters it.
+/// The files of a namespace, through which a process enters it before it executes a program.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Entrance {
     user: Option<String>,

@@ -57,7 +57,7 @@ pub trait AgentNode: Send + Sync {
     /// If there is none.
     fn hold(&self, on: bool) -> anyhow::Result<()>;
 
-    /// Ends the virtual machine for good, without waiting for it.
+    /// Ends the virtual machine permanently, without waiting for it.
     fn stop(&self);
 }
 

@@ -63,7 +63,7 @@ impl Outlet {
         told(self.0.force(Frame(frame)))
     }
 
-    /// Sends a frame in place of all that wait.
+    /// Sends a frame in place of all waiting ones.
     ///
     /// # Errors
     ///

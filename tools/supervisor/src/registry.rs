@@ -85,8 +85,8 @@ pub(crate) struct OtherNode {
 
 /// Ends small guests, and starts them again.
 pub(crate) trait SmallGuests: Send + Sync {
-    /// Ends the guest of a node if it has a small one, or starts it again if it was ended in this
-    /// way or has crashed.
+    /// Ends a node's small guest, if it has one; or starts it again, if it was ended in this way or
+    /// has crashed.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ pub(crate) trait SmallGuests: Send + Sync {
 
 /// The time limit for followers to pass on the end of the machine.
 const LAST_WORD: Duration = Duration::from_millis(500);
-/// Bytes of events by which a follower may lag behind.
+/// Bytes of events by which a follower may lag.
 const FOLLOWERS_QUEUE: usize = 4 << 20;
 
 /// The most captures and traces of clients at the same time. Each has a buffer of some MiB.
@@ -136,7 +136,7 @@ impl Registry {
         }
     }
 
-    /// Makes this the registry of one shard of a machine, which asks the other shards.
+    /// Makes this the registry of one shard of a machine, which queries the other shards.
     ///
     /// # Errors
     ///
@@ -396,7 +396,7 @@ impl Registry {
     }
 
     /// Returns the events from now on. The second value must be dropped when the last event has
-    /// been passed on.
+    /// been forwarded.
     pub(crate) fn follow(&self) -> (Receiver<Arc<EventInfo>>, Arc<()>) {
         let (sender, events) = queue(FOLLOWERS_QUEUE, WhenFull::Close);
         let mut followers = lock(&self.followers);

@@ -1,8 +1,8 @@
 //! The interface between a command and the machine that it runs.
 //!
-//! `tofu up` makes a [`Plan`], starts it here, and sees everything else as [`Event`]s. Policy
-//! (timeouts, Ctrl-C, what counts as success, output) belongs to the command; this side only runs
-//! VMs.
+//! `tofu up` makes a [`Plan`] and starts it here; everything else is reported to it as [`Event`]s.
+//! Policy (timeouts, Ctrl-C, what counts as success, output) belongs to the command; this side only
+//! runs VMs.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -203,7 +203,8 @@ fn timed(
 pub fn engines(wanted: Option<Engines>, interconnect: Interconnect, cores: usize) -> usize {
     let most = match interconnect {
         Interconnect::Tofu(_) => MOST_ENGINES,
-        // Those who write do most of the work, and neighbours of one engine do it at once.
+        // The threads that write do most of the work, and neighbours on one engine are handled
+        // immediately.
         Interconnect::Tnw => 1,
     };
     wanted.map_or(cores.min(most), |engines| engines.0.get() as usize)
@@ -309,7 +310,8 @@ impl Machines {
         Ok(machine)
     }
 
-    /// The shard that this process runs, if the machine is divided, and who hears of failed links.
+    /// The shard that this process runs, if the machine is divided, and the callback for failed
+    /// links.
     fn surroundings(&self, network: &Network) -> anyhow::Result<Surroundings> {
         let shard = match (network.shard, &self.others) {
             (Some(ShardOf { shard: own, of: count }), Some(others)) => {

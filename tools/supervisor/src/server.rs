@@ -103,8 +103,8 @@ pub fn serve(socket: &Path, registry: &Arc<Registry>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The connections of this host or of one other shard, all of which share it. Each has a number of
-/// its own, so that a shard that opens many takes none from others.
+/// The connections of this host, or of one other shard, which share this count. Each shard has a
+/// separate limit, so that one that opens many does not affect the others.
 #[derive(Clone, Default)]
 struct Clients(Arc<()>);
 
@@ -264,7 +264,7 @@ fn is_gone(error: &anyhow::Error) -> bool {
     matches!(kind, Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset))
 }
 
-/// Returns the gateway, and the coordinates of the node that it is to reach.
+/// Returns the gateway, and the coordinates of the node to reach.
 fn way(registry: &Registry, node: u32) -> anyhow::Result<(&Connector, Coords)> {
     let gateway = gateway(registry)?;
     let at = registry.network.shape.coords(NodeId(node)).context("there is no such node")?;

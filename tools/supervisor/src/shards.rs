@@ -1,4 +1,4 @@
-//! A machine in shards, one of which is in this process.
+//! A machine in shards, with one of them in this process.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -67,8 +67,8 @@ pub fn in_common(plan: &Plan) -> Vec<(String, String)> {
     .into()
 }
 
-/// Returns the value that all nodes have, or all different values with a fingerprint of which node
-/// has which.
+/// Returns the value that all nodes have; or all different values, with a hash of the nodes'
+/// values.
 fn of_all(values: impl Iterator<Item = String>) -> String {
     let values: Vec<_> = values.collect();
     let mut kinds = values.clone();
@@ -92,7 +92,7 @@ type From = (ShardId, Visit);
 /// Bytes of requests of other shards that wait to be served.
 const MOST_VISITS: usize = 64 << 10;
 
-/// The other shards of a machine, all of which have been met. Clones refer to the same shards.
+/// The other shards of a machine, which are all connected. Clones refer to the same shards.
 #[derive(Clone)]
 pub struct Others {
     mesh: Arc<Mesh>,
@@ -189,7 +189,7 @@ struct Inbox {
     /// True if this shard has left.
     left: Arc<AtomicBool>,
     visits: Sender<From>,
-    /// True if the machine has been told to end.
+    /// True if the machine is ending on request.
     down: AtomicBool,
 }
 

@@ -1,9 +1,9 @@
 //! Ends nodes when memory runs out, before the kernel ends the whole process.
 //!
 //! All small guests are in one process, and the kernel charges their memory when they touch it. A
-//! guest's touch cannot be refused: when there is no memory left, the kernel ends the process that
-//! has most. So a thread looks at what is left, the more often the less it is, and ends the guest
-//! with most memory in time.
+//! guest's access cannot be refused: when no memory is left, the kernel ends the process that has
+//! most. So a thread polls the free memory, the more often the less there is, and ends the guest
+//! with the most memory before that happens.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -25,7 +25,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_secs(1)]
 /// The same while no guest has memory that is worth taking.
 const HELPLESS: Duration = Duration::from_millis(50);
 
-/// The thread that looks at memory. Dropping it ends the thread.
+/// The thread that polls the free memory. Dropping it ends the thread.
 pub(crate) struct Watch {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(pause(u64::MAX, 1), PAUSES[1]);
     }
 
-    /// The memory that the machine of the next test sees; it is low once.
+    /// The free memory for the machine of the next test; it is low once.
     static LEFT: AtomicU64 = AtomicU64::new(PLENTY);
     const PLENTY: u64 = 64 << 20;
 

@@ -1,8 +1,8 @@
 //! Machines in modelled time, for guests whose instructions QEMU counts.
 //!
-//! Each guest has two connections: that of its device, by vfio-user, and that of its pace, by which
-//! a plugin of its QEMU says where the guest is in time, and learns how far it may run. The
-//! protocol is that of [`tofu_pace`].
+//! Each guest has two connections: one for its device, by vfio-user, and one for its pace. On the
+//! latter, a plugin of its QEMU reports the guest's time, and gets the time until which the guest
+//! may run. The manual's page on guests in modelled time has the protocol.
 
 mod between;
 mod network;
@@ -215,7 +215,7 @@ impl TimedMachine {
         outside.attach(self.id(at)?, sources)
     }
 
-    /// Its network, for those who look at it.
+    /// Its network, for inspection.
     pub fn network(&self) -> Arc<dyn AnyNetwork> {
         Arc::clone(&self.network) as _
     }
@@ -258,7 +258,7 @@ impl TimedMachine {
             first();
             // The node exists.
             let _ = this.keep_here(at, plugin);
-            // Others do not wait for a guest that has not come to its beginning.
+            // Other guests do not wait for one that has not begun.
             this.paces.give_up(&pace);
         };
         // Not joined: it ends with the plugin, or with the machine.

@@ -163,7 +163,7 @@ mod tests {
             }
         }
 
-        /// Makes a step by the pages, or asks. Returns until when.
+        /// Makes a step through the pages, or asks the machine. Returns the end of the step.
         fn step(&mut self, ns: u64) -> u64 {
             self.reach(ns);
             match self.1.as_ref().unwrap().next(ns, ns, || Ok(())).unwrap() {
@@ -243,8 +243,8 @@ mod tests {
         assert_eq!(nodes.machine.network().passed().unwrap().ns, 1000);
     }
 
-    /// Guests that keep each other's pace by their pages have the machine in order of time, and
-    /// those that sleep are woken when their time has come.
+    /// Guests that keep each other's pace through their pages access the machine in order of time,
+    /// and sleeping ones are woken at their times.
     #[test]
     fn guests_keep_each_others_pace() {
         const ACCESSES: u64 = 200;
@@ -274,7 +274,7 @@ mod tests {
                             plugin.reach(ns);
                             let wake = ns + (random >> 40) % 300_000;
                             plugin.tell([ASLEEP, 0], [ns, wake]);
-                            // It asks where it wakes.
+                            // It asks at the time when it wakes.
                             ns = plugin.hear().unwrap();
                             until = plugin.at(ns).unwrap();
                         } else {
@@ -425,7 +425,7 @@ mod tests {
             let nodes = serve(folder.path(), TimePlan { seed: Some(seed), ..TimePlan::default() });
             let [first, second] = nodes.sockets() else { panic!("two nodes") };
             let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
-            // The one that begins later sees that the other one has less of a lead.
+            // The guest that begins later finds that the other one's lead is smaller.
             for until in [a.begin(), b.begin()] {
                 assert!((99_000..=100_000).contains(&until.unwrap()), "{until:?}");
             }

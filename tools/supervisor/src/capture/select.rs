@@ -1,4 +1,4 @@
-//! Which packets a user wants to see.
+//! The user's selection of packets.
 
 use std::str::FromStr;
 

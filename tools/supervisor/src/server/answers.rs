@@ -99,7 +99,7 @@ pub(super) fn gateway(registry: &Registry) -> anyhow::Result<&Connector> {
     )
 }
 
-/// The nodes whose agents do not answer in time, although they should.
+/// The nodes whose agents should answer, but time out.
 fn silent(registry: &Registry, linux: &[Arc<dyn AgentNode>]) -> Vec<NodeId> {
     let asked =
         |node: &&Arc<dyn AgentNode>| node.status().state == "ready" && !registry.is_held(node.id());
@@ -161,7 +161,7 @@ pub(super) fn info(registry: &Registry, ping: bool) -> MachineInfo {
     }
 }
 
-/// Lets time go on in a machine in modelled time.
+/// Resumes the time of a machine in modelled time.
 fn go_on(registry: &Registry, until: Option<u64>) -> anyhow::Result<()> {
     let machine = registry.running().context("the machine has not started yet")?;
     machine.go_on(until).map_err(anyhow::Error::msg)?;

@@ -134,7 +134,7 @@ pub(super) fn serve(
     let (events, _follows) = registry.follow();
     let mut elsewhere = rest.map(Elsewhere::new);
     let wait = if elsewhere.is_some() { MERGE } else { LOOK };
-    // Follow the other shards before telling the client that it will see all events.
+    // Follow the other shards before the reply, which promises the client all events.
     elsewhere.iter_mut().for_each(Elsewhere::look);
     say(&mut client, &Reply::Done)?;
     loop {

@@ -33,7 +33,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Starts listening, which a sandboxed process can no longer do. Prints the address on standard
-    /// error, because the host chooses the port if port 0 was asked for.
+    /// error, because the host chooses the port if port 0 was requested.
     ///
     /// # Errors
     ///

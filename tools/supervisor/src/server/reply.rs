@@ -17,7 +17,8 @@ pub(super) fn say(client: &mut UnixStream, reply: &Reply) -> anyhow::Result<()> 
     Ok(client.write_all(&encode(reply)?)?)
 }
 
-/// Returns whether a client that has nothing more to say has left. What it says is dropped.
+/// Returns true if a client that should send nothing more has disconnected. Data from it is
+/// dropped.
 pub(super) fn has_left(client: &UnixStream) -> bool {
     let mut said = [0; 1024];
     loop {

@@ -16,8 +16,8 @@ use tofu_ui::printable;
 use super::{answers, network};
 use crate::registry::{Registry, Rest};
 
-/// The time limit for other shards to answer questions whose answer they know at once. A client
-/// waits longer than this.
+/// The time limit for other shards to answer questions that need no work. A client waits longer
+/// than this.
 const ANSWER: Duration = Duration::from_secs(4);
 /// The shard that keeps the jobs of all shards.
 pub(super) const OF_JOBS: ShardId = ShardId(0);
@@ -66,7 +66,7 @@ pub(super) fn way(registry: &Registry, rest: &Rest, request: &Request) -> Way {
         Request::Links => Way::Done(links(registry, rest)),
         Request::Faults => Way::Done(faults(registry, rest)),
         // This shard goes first, because an error would be the same everywhere. All shards record
-        // the setting, to tell shards that come back.
+        // the setting, and send it to shards that come back.
         Request::SetLink { .. } | Request::SetNodes { .. } | Request::SetFaults { .. } => {
             let here = answers::answer(registry, request.clone());
             Way::Done(here.and_then(|_| done_by(rest.ask_all(request).collect())))
@@ -94,7 +94,7 @@ impl Rest {
         connection.with_context(|| format!("shard {shard} of the machine"))
     }
 
-    /// Returns a shard's answer, however long it takes, as long as the shard exists.
+    /// Returns a shard's answer. Waits without a time limit, as long as the shard exists.
     fn ask(&self, shard: ShardId, request: &Request) -> anyhow::Result<Reply> {
         let reply = self.connect(shard, request)?.reply();
         reply.map(said).with_context(|| format!("shard {shard} of the machine"))

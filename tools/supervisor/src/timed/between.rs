@@ -1,11 +1,10 @@
-//! The pages of a machine's guests as their turns see them.
+//! The pages of a machine's guests, for the order of their turns.
 
 use tofu_fabric::Ps;
 use tofu_pace::pages::{self, Pages};
 use tofu_timed::{Away, Outlook};
 
-/// The pages by which guests keep each other's pace, as the turns see them, and the longest step of
-/// a guest.
+/// The pages through which guests keep each other's pace, and the longest step of a guest.
 #[derive(Debug)]
 pub(super) struct Between {
     pub(super) pages: Pages,

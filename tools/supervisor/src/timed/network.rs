@@ -1,4 +1,4 @@
-//! The network of a machine in modelled time, for those who look at it.
+//! The network of a machine in modelled time, for inspection.
 
 use std::sync::Arc;
 

@@ -1,10 +1,9 @@
-//! Input of a machine in modelled time from outside: to consoles and agents, and changes of the
-//! network.
+//! Input of guests in modelled time, to their consoles and agents.
 //!
-//! The host has input at times that are its own. A guest gets it at a boundary, each millisecond of
-//! the machine's time. So a run depends on nothing of the host but the boundaries at which input
-//! came, and the same input at the same boundaries is the same run. A record has both; a replay
-//! takes its input from one. The same holds for links that commands take down.
+//! The host has input at arbitrary times. A guest gets it at a boundary, at each millisecond of the
+//! machine's time. So a run depends on the host only through the boundaries at which input came:
+//! the same input at the same boundaries gives the same run. A record has both; a replay takes its
+//! input from one.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -34,7 +33,7 @@ use crate::timed::between::Between;
 
 /// The time between two boundaries (*ours*), in picoseconds.
 pub(super) const PERIOD: Ps = 1_000_000_000;
-/// Bytes that are read at once.
+/// Bytes of one read.
 const PIECE: usize = 16 << 10;
 /// Version of a record.
 const VERSION: u32 = 1;
@@ -349,8 +348,8 @@ impl Outside {
     }
 }
 
-/// The ports whose sources have something, or have ended. It is asked at each boundary, of all at
-/// once.
+/// Returns the ports whose sources have input, or have ended. All are polled together at each
+/// boundary.
 fn ready(guests: &[Guest]) -> Vec<(usize, Port)> {
     let all = guests.iter().enumerate().filter_map(|(n, guest)| Some((n, guest.sources.as_ref()?)));
     let all =
@@ -358,7 +357,7 @@ fn ready(guests: &[Guest]) -> Vec<(usize, Port)> {
     let all: Vec<_> = all.collect();
     let mut asked: Vec<_> =
         all.iter().map(|(source, ..)| PollFd::new(*source, PollFlags::IN)).collect();
-    // Without an answer, they are asked again at the next boundary.
+    // On an error, they are polled again at the next boundary.
     if poll(&mut asked, Some(&Timespec::default())).unwrap_or(0) == 0 {
         return Vec::new();
     }

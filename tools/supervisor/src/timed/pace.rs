@@ -1,4 +1,4 @@
-//! The paces of a machine's guests: where each is in time, and how far it may run.
+//! The paces of a machine's guests: the time of each, and the time until which it may run.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ use crate::timed::between::Between;
 use crate::timed::outside::Outside;
 use crate::timed::until::Stop;
 
-/// The longest sleep of a guest that is believed at once, in nanoseconds of its clock.
+/// The longest sleep of a guest that is granted at a time, in nanoseconds of its clock.
 const LONGEST_SLEEP: u64 = 1_000_000_000;
 /// Guests begin at most so much later than the first, with a seed, in picoseconds.
 const LONGEST_DELAY: u64 = 1_000_000;
@@ -32,8 +32,8 @@ pub(super) type Pending = Arc<Vec<Mutex<Vec<u16>>>>;
 
 /// The machine's side of all paces.
 ///
-/// Each plugin has a thread that reads its messages. None of them waits for a turn: the one that
-/// finds that a guest has the turn that it asked for answers its plugin.
+/// Each plugin has a thread that reads its messages. No such thread waits for a turn: the thread
+/// that finds that a guest has got its turn answers that guest's plugin.
 pub(super) struct Paces {
     /// The guests that have begun, by the numbers of their turns.
     pub(super) guests: Mutex<Vec<Option<Guest>>>,
@@ -51,7 +51,7 @@ pub(super) struct Paces {
     pub(super) stop: Stop,
 }
 
-/// A node's guest in time.
+/// The pace of a node's guest.
 pub(super) struct Pace {
     pub(super) node: NodeId,
     pub(super) turn: Turn,
@@ -173,7 +173,7 @@ enum Asked {
 }
 
 impl Guest {
-    /// A time of its clock as the machine's.
+    /// Converts a time of its clock to the machine's.
     fn to_ps(&self, ns: u64, instruction: u64) -> io::Result<u64> {
         let ps = ns.checked_mul(instruction).and_then(|ps| ps.checked_add(self.base));
         ps.ok_or_else(|| bad("a time of months"))
@@ -296,9 +296,9 @@ impl Paces {
         }
     }
 
-    /// Answers all guests that have the turn that they asked for, one after the other.
+    /// Answers all guests that have got their turns, one after the other.
     fn answer_all(&self, guests: &mut [Option<Guest>], any: &Pace) {
-        // One that has asked for nothing has the turn for an access, or has not come yet.
+        // A guest without a request has the turn for an access, or is not connected yet.
         while let Some((program, at)) = any.turn.holder()
             && let Some(guest) = &mut guests[program]
             && let Some(asked) = guest.asked.take()
@@ -317,13 +317,13 @@ impl Paces {
     fn let_go(guests: &mut [Option<Guest>], program: usize) {
         if let Some(guest) = guests[program].take() {
             guest.pace.turn.rest();
-            // Its thread sees it as well.
+            // Its thread notices this as well.
             guest.pace.hang_up();
         }
     }
 
-    /// Tells guests that wait for their turns that time stands still. Their virtual machines can
-    /// then be looked at.
+    /// Notifies guests that wait for their turns that time is stopped. Their virtual machines can
+    /// then be inspected.
     fn freeze(&self, guests: &mut [Option<Guest>]) {
         for program in 0..guests.len() {
             let Some(guest) = &mut guests[program] else { continue };
@@ -336,7 +336,7 @@ impl Paces {
         }
     }
 
-    /// Has time go on that stands still, until it gets to another time if there is one.
+    /// Resumes stopped time, until `until` if given.
     pub(super) fn go_on(&self, any: &Pace, until: Option<u64>) -> Result<(), String> {
         let mut guests = lock(&self.guests);
         let stands = self.stop.stands(&any.turn).ok_or("its time does not stand still")?;
@@ -348,7 +348,7 @@ impl Paces {
         Ok(())
     }
 
-    /// Gives a guest that has the turn at a time of the machine what it has asked for.
+    /// Grants the request of a guest that has the turn at a time of the machine.
     fn grant(&self, guest: &mut Guest, asked: Asked, at_ps: u64) -> io::Result<()> {
         let pace = Arc::clone(&guest.pace);
         let (turn, at) = (&pace.turn, guest.last);

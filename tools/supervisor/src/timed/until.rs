@@ -27,12 +27,12 @@ pub(crate) fn info(stands: &Stands) -> StandsInfo {
 /// Is called when time stands still.
 type Hears = Box<dyn Fn(StandsInfo) + Send + Sync>;
 
-/// The time at which all guests stop, and who hears of that.
+/// The time at which all guests stop, and the callback for that.
 pub(super) struct Stop {
     engine: Arc<EventEngine>,
     /// The command that is waited for.
     command: Mutex<Option<(NodeId, u64)>>,
-    /// True if it has been told that time stands still.
+    /// True if the stop of time has been reported.
     told: Mutex<bool>,
     hears: OnceLock<Hears>,
 }
@@ -85,7 +85,7 @@ impl Stop {
         }
     }
 
-    /// Has time go on, until it gets to another time if there is one.
+    /// Resumes time, until `until` if given.
     pub(super) fn go_on(&self, turn: &Turn, until: Option<Ps>) {
         *lock(&self.command) = None;
         *lock(&self.told) = false;

@@ -17,8 +17,8 @@ const INTERRUPTS: usize = 16;
 /// The most reasons that wait for their commands.
 const REASONS: usize = 4096;
 
-/// The time after its end for which a packet may still be seen at its target. A packet ends as soon
-/// as the network has taken it.
+/// The time after the end of a packet's command for which the packet may still arrive. The command
+/// ends as soon as the network has taken the packet.
 const ON_ITS_WAY_NS: u64 = 100_000_000;
 /// The most packets kept on their way. The oldest are dropped first.
 const PACKETS: usize = 4096;
@@ -193,7 +193,7 @@ impl Assembler {
         }
     }
 
-    /// Notes where a command's packets go, and to which address there.
+    /// Notes the target of a command's packets, and the address there.
     fn route(
         &self,
         command: &mut TracedCommand,

@@ -1,4 +1,4 @@
-//! Which commands a user wants to see.
+//! The user's selection of commands.
 
 use anyhow::{Context, bail};
 use tofu_abi::desc::Command;
