@@ -1,11 +1,11 @@
-//! The count of a guest's instructions, by which it stops without a timer of QEMU's.
+//! The count of a guest's instructions, with which it is stopped without a timer of QEMU.
 //!
 //! QEMU translates a guest's code in blocks, and counts the instructions of a block when it begins.
-//! The plugin has two counts in the translated code. One is of the blocks that have
-//! begun, so it is never behind the guest. With it, a block that would end too late calls the
-//! plugin first. The other is of the blocks whose last instruction has begun. It is never ahead of
-//! the guest but for exceptions in such an instruction, and it is what others are told. Both begin
-//! anew wherever the plugin has the exact time, which it cannot ask for in the middle of a block.
+//! The plugin has two counts in the translated code. One counts the blocks that have begun, so it
+//! is never behind the guest. With it, a block that would end too late calls the plugin first. The
+//! other counts the blocks whose last instruction has begun. It is never ahead of the guest, except
+//! after an exception in such an instruction; this count is published. Both restart whenever the
+//! plugin has the exact time, which is not available in the middle of a block.
 //!
 //! A block that must not run is left as by an exception in its first instruction. QEMU's own count
 //! is put right by that, and a timer stops the guest inside the block next time.
@@ -33,8 +33,8 @@ const EXCEPTIONS: c_int = 2 | 4;
 const LIMIT: u64 = 1 << 63;
 /// A value that no count reaches.
 const NEVER: u64 = 1 << 62;
-/// Nanoseconds by which the time that others are told is behind, for the rare blocks that are left
-/// in their last instruction without an exception.
+/// Nanoseconds by which the published time lags, because of the rare blocks that are left in their
+/// last instruction without an exception.
 const MARGIN: u64 = 4;
 
 /// The counts in QEMU's memory, which translated code writes. All times are nanoseconds of the
@@ -192,8 +192,8 @@ extern "C" fn leaves() -> *mut c_void {
 }
 
 /// Called at the beginning of a block that would pass the limit. Either returns, or leaves the
-/// block by QEMU's function for that. It tells the block by the address that this would return to,
-/// and does not return, so there must be no frame of Rust in between.
+/// block through QEMU's function for that. That function identifies the block by the return address
+/// of this call, and does not return, so there must be no Rust frame in between.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn would_pass(_: c_uint, _: *mut c_void) {
@@ -249,7 +249,7 @@ impl Counts {
         self.over = (LIMIT + self.end(before)).saturating_sub(until);
     }
 
-    /// Counts without a limit, until it begins anew.
+    /// Counts without a limit, until the next restart.
     const fn rest(&mut self) {
         self.over = LIMIT - NEVER;
     }
@@ -281,14 +281,14 @@ impl Board {
         unsafe { &mut *(self.counts as *mut Counts) }
     }
 
-    /// Begins anew at a time that is exact. The guest may run until another.
+    /// Restarts at an exact time. The guest may run until another time.
     pub(crate) fn count(&mut self, now: u64, until: u64) {
         self.until = Some(until);
         self.told = self.told.max(now);
         *self.counts() = Counts::begin(now, until);
     }
 
-    /// Counts for nothing until it begins anew.
+    /// Ignores the count until the next restart.
     pub(crate) fn rest(&mut self) {
         self.until = None;
         self.counts().rest();

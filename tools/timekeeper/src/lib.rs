@@ -1,14 +1,14 @@
 //! A plugin of QEMU that keeps a guest in the modelled time of its machine.
 //!
 //! QEMU counts the guest's instructions (`-icount shift=0,sleep=off`), and all of its clocks follow
-//! them. A timer of QEMU's virtual clock stops the guest where the machine allows it to run to. At
-//! each access to the device, too, the plugin says the time first, and the guest continues when the
-//! machine has got there. Interrupts come with the machine's answers, and are delivered at that
-//! point.
+//! them. A timer of QEMU's virtual clock stops the guest where the machine allows it to run to.
+//! Before each access to the device, the plugin also reports the time, and the guest continues when
+//! the machine has reached it. Interrupts come with the machine's answers, and are delivered at
+//! that point.
 //!
-//! QEMU's executable exports the functions that its modules use. What is not part of the plugin API
-//! is no stable interface: everything is looked up when the plugin is loaded, and what is missing
-//! is named in one line.
+//! QEMU's executable exports the functions that its modules use. Functions outside of the plugin
+//! API are not a stable interface: all are looked up when the plugin is loaded, and missing ones
+//! are named in one line.
 //!
 //! Load it with `-plugin file=libtofutime.so,pace=SOCKET`.
 #![deny(unsafe_code)]

@@ -1,4 +1,5 @@
-//! The connection to the machine: where the guest is in time, and how far it may run.
+//! The connection to the machine: reports of the guest's time, and answers with the time until
+//! which it may run.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -14,7 +15,7 @@ pub(crate) struct Pace {
     machine: UnixStream,
     /// The pages that it shares with the other guests, once it has begun.
     page: Option<Page>,
-    /// True if the next step needs an answer, as something may have happened meanwhile.
+    /// True if the next step needs an answer, because something may have happened in the meantime.
     asks: bool,
 }
 
@@ -77,8 +78,8 @@ impl Pace {
         self.ask(ASLEEP, [ns, until_ns])
     }
 
-    /// The same of a guest that has got as far as it might. The machine is not asked if nothing
-    /// happens at its node.
+    /// The same for a guest that has reached its limit. The machine is not asked if nothing happens
+    /// at its node.
     ///
     /// # Errors
     ///
@@ -91,8 +92,8 @@ impl Pace {
         self.at(ns)
     }
 
-    /// Says where a guest is, or has passed, that would run to `end` without a pause. Returns how
-    /// far it may, or that it must ask the machine where it is.
+    /// Publishes the time of a guest that would run to `end` without a pause. Returns how far it
+    /// may run, or that it must ask the machine.
     ///
     /// # Errors
     ///
@@ -112,7 +113,8 @@ impl Pace {
         }
     }
 
-    /// Says to the other guests where this one is. It has done nothing since it asked last.
+    /// Publishes this guest's time to the others. It has not accessed the machine since its last
+    /// request.
     fn reach(&mut self, ns: u64) -> io::Result<()> {
         match self.page.as_mut().is_some_and(|page| page.reach(ns)) {
             true => self.say([PASSED, 0], [ns, 0]),

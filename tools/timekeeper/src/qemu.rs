@@ -35,14 +35,14 @@ const REGION_READ: usize = 5;
 const REGION_WRITE: usize = 6;
 /// Bytes of a page of the host.
 const PAGE: usize = 4096;
-/// The character devices by which guests have input, as `tofu up` names them.
+/// The character devices for the input of guests, as `tofu up` names them.
 const PORTS_OF_QEMU: [&CStr; PORTS] = [c"console", c"agent"];
 /// After what time of the guest more input is tried, in nanoseconds: if it has taken some, and if
 /// it took none.
 const SOON: i64 = 100_000;
 const LATER: i64 = 1_000_000;
-/// The time in nanoseconds after which the count of instructions begins anew at the latest, by a
-/// timer that nothing else would need.
+/// The longest time between restarts of the count of instructions, in nanoseconds. A timer ensures
+/// it.
 const RECOUNT: u64 = 100_000;
 
 type ClockGet = unsafe extern "C" fn(c_int) -> i64;
@@ -101,7 +101,7 @@ struct Plugin {
     put_in: PutIn,
     /// `vfio_user_device_io_ops_sock`.
     operations: usize,
-    /// A timer of QEMU's, which must not move.
+    /// A timer of QEMU, which must not move.
     timer: usize,
     /// Another one, for input.
     input_timer: usize,
@@ -120,7 +120,7 @@ struct State {
     write: Option<RegionWrite>,
     /// Input that the guest has not taken, by port.
     input: [VecDeque<u8>; PORTS],
-    /// True if time stands still, so that the guest asks as soon as it is continued.
+    /// True if time is stopped, so that the guest asks as soon as it is continued.
     stands: bool,
     /// True if the virtual machine has run before.
     has_run: bool,
@@ -167,8 +167,8 @@ impl Plugin {
     /// Prepares a timer of the guest's clock.
     fn prepare(&self, timer: usize, run: unsafe extern "C" fn(*mut c_void)) {
         let timer = timer as *mut c_void;
-        // SAFETY: the memory is large enough for a timer, and zeroed; a null group stands for
-        // QEMU's main one.
+        // SAFETY: the memory is large enough for a timer, and zeroed; a null group means QEMU's
+        // main one.
         unsafe {
             (self.timer_init)(timer, null_mut(), CLOCK_VIRTUAL, SCALE_NS, 0, run, null_mut())
         };
@@ -179,14 +179,14 @@ impl Plugin {
         let go = go.unwrap_or_else(|error| end(&format!("the machine is gone: {error}")));
         for vector in go.vectors {
             if state.device == 0 {
-                // SAFETY: QEMU's function; both texts end with a zero, and no flag is asked for.
+                // SAFETY: QEMU's function; both texts end with a zero, and there are no flags.
                 state.device =
                     unsafe { (self.resolve)(c"".as_ptr(), c"vfio-user-pci".as_ptr(), null_mut()) }
                         as usize;
             }
             if state.device != 0 {
                 // SAFETY: an object of this type begins with its PCI device. The big lock is held
-                // in timers and in accesses to devices, which is all that this is called from.
+                // in timers and in accesses to devices, the only callers of this.
                 unsafe { (self.msix_notify)(state.device as *mut c_void, vector.into()) };
             }
         }
@@ -200,8 +200,8 @@ impl Plugin {
         go.until_ns
     }
 
-    /// Hands input to the guest, as far as it takes it. What is left is tried again at a time that
-    /// depends on the guest alone. The big lock is held, as in [`Plugin::deliver`].
+    /// Passes input to the guest, as far as it takes it. The rest is retried at a time that depends
+    /// only on the guest. The big lock is held, as in [`Plugin::deliver`].
     fn put_in(&self, state: &mut State) {
         let mut again = None;
         for (port, name) in PORTS_OF_QEMU.iter().enumerate() {
@@ -238,10 +238,10 @@ impl Plugin {
         }
     }
 
-    /// Does what an answer says that a guest got at a time: delivers interrupts, and stops the
-    /// guest where it must. One that runs is stopped by the count of its instructions, because a
-    /// timer costs more, unless a debugger may look at it. The timer is set nevertheless, since a
-    /// processor may halt unseen, and for the count to begin anew.
+    /// Carries out an answer that a guest got at a time: delivers interrupts, and stops the guest
+    /// at the limit. A running guest is stopped by the count of its instructions, because a timer
+    /// costs more, unless a debugger may inspect it. The timer is set nevertheless: a processor may
+    /// halt unnoticed, and the count must restart.
     fn obey(&self, state: &mut State, go: io::Result<Go>, now: u64) {
         let until = self.deliver(state, go);
         if until <= now {
@@ -285,9 +285,9 @@ impl Plugin {
             board.rest();
         }
         // SAFETY: QEMU's functions, as its own devices call them; the big lock is held. In a timer
-        // of the main loop, that stops the machine before it releases the lock. In the
-        // processor's own thread, the processor does nothing until the main loop has got there,
-        // which must not move the clock of a processor that does nothing before that.
+        // of the main loop, this stops the machine before it releases the lock. In the processor's
+        // own thread, the processor does nothing until the main loop has stopped the machine. The
+        // main loop must not advance the clock of an idle processor before that.
         unsafe {
             if (self.in_processor)() {
                 let what = c"tofu-stop".as_ptr();
@@ -373,7 +373,7 @@ unsafe extern "C" fn tick(_: *mut c_void) {
 
 /// Called by the main loop to stop the virtual machine.
 unsafe extern "C" fn stop(_: *mut c_void) {
-    // SAFETY: QEMU's function; the big lock is held, as in all that the main loop calls.
+    // SAFETY: QEMU's function; the big lock is held, as in all callbacks of the main loop.
     unsafe { (plugin().stop)(PAUSED) };
 }
 
@@ -410,7 +410,7 @@ unsafe extern "C" fn region_read(
     let plugin = plugin();
     plugin.before_access();
     let Some(read) = plugin.state().read else { end("a read before there is a device") };
-    // SAFETY: the function that this stands for, with its arguments.
+    // SAFETY: the function that this wraps, with its arguments.
     let result = unsafe { read(device, region, offset, size, data) };
     plugin.meet();
     result
@@ -501,7 +501,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     let value = |name: &str| arguments.iter().find_map(|text| text.strip_prefix(name));
     let pace = match (value("pace="), value("fd=").map(str::parse)) {
         (Some(path), _) => Pace::connect(path).map_err(|error| format!("{path}: {error}")),
-        // SAFETY: who starts QEMU passes the descriptor to it for this, and for nothing else.
+        // SAFETY: the process that starts QEMU passes the descriptor only for this.
         (_, Some(Ok(number))) => Ok(Pace::on(unsafe { UnixStream::from_raw_fd(number) })),
         _ => Err("expected pace=SOCKET, as tofu serve prints it".to_owned()),
     };

@@ -11,7 +11,7 @@ pub(crate) fn end(why: &str) -> ! {
 
 /// The address of a symbol of QEMU's executable.
 pub(crate) fn symbol(name: &CStr) -> *mut c_void {
-    // SAFETY: the name ends with a zero; a null handle stands for the executable and its libraries.
+    // SAFETY: the name ends with a zero; a null handle means the executable and its libraries.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if found.is_null() {
         let name = name.to_string_lossy();
