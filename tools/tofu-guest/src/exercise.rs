@@ -131,7 +131,7 @@ fn commands(device: &TofDevice) -> anyhow::Result<u32> {
     Ok(4)
 }
 
-/// A sum over two channels of this node, each of which sends to the other's second gate.
+/// A sum over two channels of this node; each sends to the other's second gate.
 fn rounds(device: &TofDevice) -> anyhow::Result<u64> {
     let profile = device.generation().description().barrier;
     // Neither a queue's nor a program's first choice.

@@ -1,5 +1,5 @@
-//! Looks after Tofu devices from inside of a Linux guest: lists, shows, binds and tests them. Those
-//! of TNW, too, except for the tests.
+//! Manages Tofu devices inside a Linux guest: lists, shows, binds and tests them. Devices of TNW
+//! are supported, too, except for the tests.
 //!
 //! Every error is one line on stderr and exit code 2; a self-test that finds a fault ends with
 //! exit code 1.
@@ -31,15 +31,15 @@ use crate::output::Output;
 /// the driver vfio-pci gives it to one process at a time, and resets it when that process ends.
 /// Programs bind it themselves if it has no driver. So, in a new guest:
 ///
-///   tofu-guest ls          which devices there are
-///   tofu-guest selftest    whether they work: queues, loop-back, interrupts, DMA
-///   tofu-guest exercise    whether the kernel driver works, which keeps the device
+///   tofu-guest ls          the devices
+///   tofu-guest selftest    a test of queues, loop-back, interrupts and DMA
+///   tofu-guest exercise    a test of the kernel driver, which keeps the device
 ///   tofu-guest show        coordinates, network interfaces, queues
-///   tofu-guest counters    what went over the links
+///   tofu-guest counters    counters of the links
 ///
 /// Commands take the PCI address of a device; without one they use the first device. ls, show, regs
 /// and counters read the registers without disturbing a program that uses the device, if the kernel
-/// was booted with iomem=relaxed; selftest needs the device for itself.
+/// was booted with iomem=relaxed; selftest needs exclusive use of the device.
 ///
 /// All commands except selftest and exercise also work with devices of TNW (10cf:1cce);
 /// `tnw-allpairs` on all nodes tests these.
@@ -124,8 +124,8 @@ enum Command {
         #[command(flatten)]
         output: Output,
     },
-    /// Restrict a user to a subnet: queues and gates that its programs open from now on reach no
-    /// other nodes
+    /// Restrict a user to a subnet: queues and gates that the user's programs open from now on
+    /// reach no other nodes
     ///
     /// The kernel driver and tofud enforce it. `tofu run` uses this for the users that its jobs run
     /// as.

@@ -29,7 +29,7 @@ impl View {
         self.read(Register::Nwp(reg))
     }
 
-    /// X, Y and Z of a register that has them.
+    /// X, Y and Z of a register with coordinates.
     fn axes(&self, reg: NwpReg) -> [u8; 3] {
         let [x, y, z, ..] = self.nwp(reg).to_le_bytes();
         [x, y, z]

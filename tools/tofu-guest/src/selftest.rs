@@ -159,7 +159,7 @@ impl Loop {
         Ok(refused)
     }
 
-    /// The same for a command whose notice tells more.
+    /// The same for a command whose notice has more fields.
     fn end_of_refused(&mut self, order: &Order) -> Result<Rcode, Fault> {
         self.refusal(order)?;
         Ok(self.cq.wait_mrq(PATIENCE_NS)?.word0().rcode())

@@ -62,7 +62,7 @@ pub struct Settings {
 
 /// The reason why a session has ended.
 enum Ended {
-    /// The daemon is to end.
+    /// The daemon must end.
     Stop,
     /// The device is gone, for this reason.
     Lost(&'static str),
@@ -186,7 +186,7 @@ impl Daemon {
             offload: true,
             acknowledge: true,
             rendezvous: true,
-            // Damage that no device detects is to be found by the sum.
+            // Whole frames are fetched, so that the checksum finds damage that no device detects.
             split: false,
             ..Config::new(shape)
         };
@@ -248,7 +248,7 @@ impl Daemon {
                 if link.packets().read(TniReg::PrqPa) == 0 {
                     return Ok(Ended::Lost("it was reset"));
                 }
-                // The kernel forgets it when the interface is taken down.
+                // The kernel removes the route when the interface is taken down.
                 if let Some(gateway) = self.settings.gateway
                     && let Err(error) = tap.add_default_route(gateway)
                 {
@@ -276,7 +276,8 @@ impl Daemon {
         }
     }
 
-    /// Records which links are dead, if that has changed. A reader sees the old or the new text.
+    /// Writes the dead links to the file, if they have changed. A reader gets the old or the new
+    /// text.
     fn write_links(&mut self, text: String) {
         if text == self.links {
             return;
@@ -353,9 +354,9 @@ impl Daemon {
 
     /// Answers the client.
     fn tell(&self, state: &Value) {
-        // A client that does not take it at once gets nothing. The text fits into the socket's
-        // buffer if it is written at once. Formatted straight into the socket, it would be a
-        // hundred messages, each of which takes about a page of that buffer.
+        // A client that does not read it immediately gets nothing. The text fits into the socket's
+        // buffer if it is written in one call. Formatted directly into the socket, it would be a
+        // hundred messages, which each take about a page of that buffer.
         if let Ok((mut stream, _)) = self.stats.accept() {
             let _ = stream.set_nonblocking(true);
             let _ = stream.write_all(format!("{state}\n").as_bytes());

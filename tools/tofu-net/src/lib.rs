@@ -1,10 +1,11 @@
-//! IP over Tofu on Linux: `tofu0`, an Ethernet interface of the kernel's whose frames go over the
+//! IP over Tofu on Linux: `tofu0`, an Ethernet interface of the kernel whose frames travel over the
 //! torus.
 //!
-//! [`Tap`] is the kernel's side of it, [`tofu_ipotofu::Link`] the torus's, [`Pump`] moves frames
-//! between the two, and [`Daemon`] runs all of that in a Linux node: it shares the device with
-//! other programs through `tofud`, gives way to one that needs it alone, and comes back.
-//! [`AddressPlan`] has the addresses of a node, [`names`] gives names to those of all nodes.
+//! [`Tap`] is the interface to the kernel, [`tofu_ipotofu::Link`] the one to the torus, and
+//! [`Pump`] moves frames between the two. [`Daemon`] runs all of this in a Linux node. It shares
+//! the device with other programs through `tofud`, releases it to a program that needs exclusive
+//! use, and takes it back afterwards. [`AddressPlan`] has the addresses of a node, and [`names`]
+//! the names for those of all nodes.
 #![deny(unsafe_code)]
 
 mod daemon;

@@ -23,7 +23,7 @@ const STATS: &str = "/run/tofu/net.sock";
 /// Where it records which links are dead.
 const LINKS: &str = "/run/tofu/links";
 
-/// The network interface tofu0, whose frames go over the torus
+/// The network interface tofu0, whose frames travel over the torus
 ///
 /// It shares the device with other programs through tofud. A program that needs the device for
 /// itself gets it; until that program ends, tofu0 has no carrier.

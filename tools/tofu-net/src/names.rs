@@ -15,7 +15,7 @@ const MAX_NODES: u32 = 4096;
 
 /// The text of a hosts file with the nodes of a machine, replacing those that may be there.
 ///
-/// A node's name no longer stands for 127.0.0.1 and the like, because other nodes would get that
+/// A node's name no longer resolves to a loopback address, because other nodes would get that
 /// address.
 pub(crate) fn with_nodes(text: &str, shape: Shape, machine: u8) -> String {
     let mut result = String::new();

@@ -69,8 +69,8 @@ impl Held {
     }
 }
 
-/// Moves frames between an interface and a link. It keeps at most one frame, so a link may be
-/// replaced by another one at any time, which loses no more than that frame.
+/// Moves frames between an interface and a link. It keeps at most one frame, so replacing the link
+/// at any time loses no more than that frame.
 #[derive(Debug)]
 pub struct Pump {
     /// For what comes from the torus.
@@ -235,8 +235,8 @@ where
     link.send_offloaded(&frame.metadata, &out[..frame.len]).map(|()| true)
 }
 
-/// The longest frame that the kernel sends: unsegmented TCP frames may be longer than the torus
-/// carries at once.
+/// The longest frame that the kernel sends: unsegmented TCP frames may be longer than the longest
+/// frame on the torus.
 const LONGEST_FRAME: usize = 1 << 17;
 
 /// The longest frame that links of this project carry, in bytes.

@@ -84,8 +84,9 @@ impl Tap {
         let inet = inet.as_fd();
         raw::set_mac(inet, name, plan.mac).map_err(self.error("its hardware address"))?;
         raw::set_mtu(inet, name, mtu).map_err(self.error("its MTU"))?;
-        // Addresses follow from the hardware: no other node can have them, and routers know nothing
-        // more. They are the interface's for as long as it exists, also while it is down.
+        // Addresses follow from the hardware, so no other node can have them, and router
+        // advertisements add nothing. The interface keeps them as long as it exists, also while it
+        // is down.
         let settings = [("accept_dad", "0"), ("addr_gen_mode", "0"), ("keep_addr_on_down", "1")];
         for (key, value) in settings {
             // There may be no IPv6.
@@ -224,9 +225,8 @@ impl AsFd for Tap {
     }
 }
 
-/// The place for bytes of a frame that only others read: those from byte `at` on, as many as fit
-/// into a range of memory. The range is laid out like the frame, so its bytes before `at` are
-/// unchanged.
+/// Memory for the bytes of a frame that only others read: those from byte `at` on, as many as fit.
+/// The range is laid out like the frame, so its bytes before `at` are unchanged.
 #[derive(Debug)]
 pub struct Aside<'a, D> {
     /// The memory.
@@ -304,8 +304,8 @@ mod raw {
         Ok(request)
     }
 
-    /// Writes a frame, the last part of which is in memory that a device may write to meanwhile:
-    /// the kernel copies it from there, and nothing here reads it.
+    /// Writes a frame whose last part is in memory that a device may write at the same time: the
+    /// kernel copies it from there, and nothing here reads it.
     pub(super) fn write(
         tap: BorrowedFd<'_>,
         header: &[u8],
@@ -325,8 +325,8 @@ mod raw {
         if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Reads a frame, whose bytes from `at` on go to memory that a device may read from meanwhile,
-    /// and those that do not fit there to the same places in `buf` as without it.
+    /// Reads a frame. Its bytes from `at` on go to memory that a device may read at the same time.
+    /// Bytes that do not fit there go to the same places in `buf` as without that memory.
     pub(super) fn read(
         tap: BorrowedFd<'_>,
         header: &mut [u8],
@@ -431,7 +431,7 @@ mod raw {
         let device = CString::new(name)?;
         let address = |ip| {
             let request = with_ipv4(name, ip);
-            // SAFETY: an address is what `with_ipv4` has put there.
+            // SAFETY: `with_ipv4` has stored an address there.
             unsafe { request.ifr_ifru.ifru_addr }
         };
         // SAFETY: all bytes zero is a value of the structure.
