@@ -35,7 +35,7 @@ pub(crate) fn levels(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// Starts to log: warnings, and the levels that the environment and the command line ask for.
+/// Starts to log: warnings, and the levels that the environment and the command line select.
 pub(crate) fn start(levels: Option<&str>, format: Format) {
     let mut builder = Builder::from_env(Env::default().default_filter_or("warn"));
     if let Some(levels) = levels {

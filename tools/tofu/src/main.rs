@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => ExitCode::from(code),
-        // As in `tofu topo | head`. What was to be done may not have been done.
+        // As in `tofu topo | head`. The command's work may be incomplete.
         Err(error) if is_broken_pipe(&error) && is_unread() => ExitCode::from(exit::UNREAD),
         Err(error) => {
             tell!("tofu: {}", in_one_line(&error));

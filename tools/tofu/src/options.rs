@@ -86,23 +86,23 @@ pub(crate) struct MachineArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics: Option<MetricsAddress>,
 
-    /// The transport of packets over links: at once (direct), or as frames with credits in modelled
-    /// time (modelled)
+    /// The transport of packets over links: immediate (direct), or as frames with credits in
+    /// modelled time (modelled)
     ///
-    /// Over modelled links, queues wait for room, and the counters of links and crossbars work.
+    /// With modelled links, queues see back-pressure, and link and crossbar counters are live.
     /// Modelled time advances with the host's time, or more slowly if the host cannot keep up.
     /// [default: direct]
     #[arg(long, value_name = "LINKS", value_parser = choice::<LinkMode>())]
     #[arg(hide_possible_values = true)]
     pub(crate) links: Option<LinkMode>,
 
-    /// Which clock the machine keeps
+    /// The clock of the machine
     #[command(flatten)]
     pub(crate) time: ClockArgs,
 
     /// Make a node fail when its guest crashes or its virtual machine dies
     ///
-    /// As with `tofu node down`, all of its links go down, and the other nodes go on. The node
+    /// As with `tofu node down`, all of its links go down, and the other nodes continue. The node
     /// works again after `tofu node up`, or when its Linux guest is ready again (`tofu restart`).
     /// Without this option, a node whose guest has crashed still forwards the packets of others,
     /// and a small guest that fails ends the machine.
@@ -111,9 +111,9 @@ pub(crate) struct MachineArgs {
 
     /// Faults on all links, such as loss=1%,duplicate=0.5%,reorder=2%,corrupt=1%,seed=7
     ///
-    /// They apply to raw and system packets, which IP over Tofu uses. `undetected` damages packets
-    /// and makes their check sequence fit. With `commands`, loss also applies to commands such as
-    /// Puts and Gets. `tofu fault` changes the faults while the machine runs.
+    /// They apply to raw and system packets, which IP over Tofu uses. `undetected` corrupts packets
+    /// and recomputes their CRC. With `commands`, loss also applies to commands such as Puts and
+    /// Gets. `tofu fault` changes the faults while the machine runs.
     #[arg(long, value_name = "FAULTS")]
     pub(crate) faults: Option<FaultSpec>,
 
@@ -153,7 +153,7 @@ pub(crate) struct ShapeArgs {
 
     /// Nodes with Z = 0 are I/O nodes, as in the K computer
     ///
-    /// They run no guests, except those to which the machine file gives one, and jobs do not use
+    /// They run no guests, except for nodes with a guest in the machine file, and jobs do not use
     /// them. A gateway (--gateway without a node) and a boot server are placed on one of them. The
     /// shape k-racks has them without this option.
     #[arg(long)]
@@ -175,10 +175,10 @@ pub(crate) struct ShapeArgs {
 pub(crate) struct ClockArgs {
     /// The clock of the machine: the host's, or modelled time [default: host]
     ///
-    /// In modelled time, programs in Linux nodes measure what devices, network and instructions
-    /// take by their models, however slow and loaded the host is. QEMU counts the guests'
-    /// instructions, and a plugin keeps their clocks in the machine's time. See the manual's page
-    /// on guests in modelled time.
+    /// In modelled time, programs in Linux nodes measure the modelled times of devices, network and
+    /// instructions, even on a slow or loaded host. QEMU counts the guests' instructions, and a
+    /// plugin keeps their clocks in the machine's time. See the manual's page on guests in modelled
+    /// time.
     #[arg(long = "time", value_name = "CLOCK", value_parser = choice::<Time>())]
     #[arg(hide_possible_values = true)]
     pub(crate) clock: Option<Time>,
@@ -190,36 +190,36 @@ pub(crate) struct ClockArgs {
 
     /// With --time modelled: the least step of a guest, in nanoseconds
     ///
-    /// A longer one makes the machine faster, and effects of other nodes come late; how many, and
-    /// by how much, is counted. [default: none, and nothing is late]
+    /// A longer step makes the machine faster, but effects of other nodes come late. Their number
+    /// and delay are counted. [default: none, and nothing is late]
     #[arg(long, value_name = "NS")]
     pub(crate) quantum: Option<Quantum>,
 
-    /// With --time modelled: let each guest begin up to 1 us later than the first, as the number N
-    /// has it
+    /// With --time modelled: start each guest up to 1 us after the first, at random times from the
+    /// seed N
     ///
-    /// Another number is another interleaving of the nodes. [default: all begin at once]
+    /// Another seed gives another interleaving of the nodes. [default: all start at the same time]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u32>,
 
-    /// With --time modelled: record what comes to nodes from outside, and when
+    /// With --time modelled: record the input of nodes, with its times
     ///
-    /// That is what programs such as `tofu exec` send, and the input of consoles.
+    /// That is data from programs such as `tofu exec`, and the input of consoles.
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
 
-    /// With --time modelled: run as it was recorded, to the last bit
+    /// With --time modelled: replay a recorded run exactly
     ///
-    /// All options must be those of the recorded run, but for --seed: another one shows how another
-    /// interleaving would have gone. Nodes have no other input.
+    /// All options must be those of the recorded run, except for --seed: another seed shows another
+    /// interleaving. Nodes have no other input.
     #[arg(long, value_name = "FILE", conflicts_with = "record")]
     pub(crate) replay: Option<PathBuf>,
 
-    /// With --time modelled: stop time there, such as 250ms or 1.5s after it began, or 'node 3
-    /// command 1234', once node 3 has started so many commands
+    /// With --time modelled: stop time at this point, such as 250ms or 1.5s after it began, or
+    /// 'node 3 command 1234', when node 3 has started that many commands
     ///
-    /// All guests then stand still, and can be looked at: tofu time, inspect, regs, stats, gdb.
-    /// `tofu time --until` continues. `tofu run` ends there, with exit code 125.
+    /// All guests then stop, and can be inspected: tofu time, inspect, regs, stats, gdb. `tofu time
+    /// --until` continues. `tofu run` ends there, with exit code 125.
     #[arg(long, value_name = "WHERE")]
     pub(crate) until: Option<Until>,
 }
@@ -231,8 +231,7 @@ pub(crate) struct SandboxArgs {
     ///
     /// In the sandbox, each thread that serves a guest gives up the system calls that it does not
     /// need (seccomp), and the process gives up access to files (Landlock), so a guest that takes
-    /// over its monitor gains little. Turn it off to find out whether it causes a problem, and for
-    /// debuggers.
+    /// over its monitor gains little. Disable it to rule the sandbox out, or to attach a debugger.
     #[arg(long = "no-sandbox")]
     pub(crate) off: bool,
 }
@@ -244,11 +243,11 @@ pub(crate) struct LinuxArgs {
     /// Boot Linux on the nodes; two nodes unless a shape is given
     ///
     /// The machine stays up until Ctrl-C or `tofu down`; with --guest, until that program has ended
-    /// on all nodes. The first run downloads what is needed into a cache.
+    /// on all nodes. The first run downloads the required files into a cache.
     #[arg(long)]
     pub(crate) linux: bool,
 
-    /// Which monitor runs Linux nodes
+    /// The monitor of Linux nodes
     #[arg(long, value_name = "VMM", default_value = "auto", value_parser = choice::<Vmm>())]
     pub(crate) vmm: Vmm,
 
@@ -267,7 +266,7 @@ pub(crate) struct LinuxArgs {
     #[arg(long, value_name = "CPU", value_parser = choice::<ArmCpu>())]
     pub(crate) cpu: Option<ArmCpu>,
 
-    /// Image to boot: see `tofu image` [default: see --driver]
+    /// Image to boot; see `tofu image` [default: see --driver]
     #[arg(long, value_name = "NAME")]
     pub(crate) image: Option<ImageName>,
 
@@ -379,7 +378,7 @@ pub(crate) struct BootArgs {
 }
 
 impl ClockArgs {
-    /// A specification with what these options ask for.
+    /// A specification with the values of these options.
     pub(crate) fn over(&self, spec: MachineSpec) -> MachineSpec {
         let time = self.job();
         let JobTime { clock, ns_per_instruction, quantum, seed, record, replay, until } = time;
@@ -395,7 +394,7 @@ impl ClockArgs {
 }
 
 impl ShapeArgs {
-    /// Returns what these options ask for, over the machine file.
+    /// Returns the settings of these options, which override the machine file.
     ///
     /// # Errors
     ///
@@ -410,7 +409,7 @@ impl ShapeArgs {
 }
 
 impl MachineArgs {
-    /// Returns what the options ask for, over the machine file.
+    /// Returns the settings of the options, which override the machine file.
     ///
     /// # Errors
     ///
@@ -666,7 +665,7 @@ mod tests {
         let file = "guest = \"one.elf\"\nshape = \"k-racks\"";
         let plan = Case::new(file).plan(&["--gateway"]).unwrap();
         assert_eq!((plan.vms().count(), plan.gateway()), (192, Some(NodeId(0))));
-        // And the K computer's interconnect, unless another one is asked for.
+        // And the K computer's interconnect, unless another one is requested.
         assert_eq!(plan.interconnect.name(), "k");
         let plan = Case::new(file).plan(&["--generation", "fugaku"]).unwrap();
         assert_eq!(plan.interconnect, Interconnect::default());

@@ -35,7 +35,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
-    /// Append the figures to this file as a line of JSON, and show which ones changed by 10 % or
+    /// Append the figures to this file as a line of JSON, and show those that changed by 10 % or
     /// more since the last run of this kind on this host
     #[arg(long, value_name = "FILE")]
     trend: Option<PathBuf>,

@@ -19,9 +19,9 @@ use crate::commands::terminal::Raw;
 
 /// Connect this terminal to a Linux node's console
 ///
-/// Shows the last lines first. Colours and full-screen programs work; sequences that would change
-/// the terminal for good, such as a reset by the node's firmware, are left out. Ctrl-], or ~. at
-/// the beginning of a line, leaves the console; the node keeps running.
+/// Shows the last lines first. Colours and full-screen programs work. Sequences that would change
+/// the terminal permanently, such as a reset by the node's firmware, are filtered out. Ctrl-], or
+/// ~. at the beginning of a line, leaves the console; the node keeps running.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConsoleArgs {
     /// Node, as for `tofu exec`
@@ -136,7 +136,7 @@ impl Keys {
                 b'\r' | b'\n' => Line::Begin,
                 _ => Line::Middle,
             };
-            // A tilde waits for the next character, and ~~ stands for one tilde.
+            // A tilde waits for the next character, and ~~ sends one tilde.
             if state == Line::Tilde && byte != b'~' {
                 typed.push(b'~');
             }

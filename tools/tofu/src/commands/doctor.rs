@@ -38,7 +38,7 @@ enum Level {
     Problem,
 }
 
-/// One thing looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     level: Level,
@@ -181,7 +181,7 @@ impl LinuxReport {
     }
 }
 
-/// Programs of this host of which a command runs one.
+/// Alternative programs of this host; a command runs one of them.
 struct Needed {
     what: &'static str,
     /// Any of these, each with its package in Debian.

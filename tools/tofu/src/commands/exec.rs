@@ -25,9 +25,9 @@ use crate::commands::terminal::Raw;
 /// Run a command on a Linux node
 ///
 /// Standard input, output and error are those of the command, and so is the exit code. Ctrl-C and
-/// SIGTERM are passed on to it. It is killed if it has not ended after --grace, or at once with a
+/// SIGTERM are passed on to it. It is killed if it has not ended after --grace, or immediately on a
 /// second signal. If the node does not answer, for example because it is paused, a message says so
-/// after some seconds, and the command is given up after --silence.
+/// after some seconds, and the command is abandoned after --silence.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ExecArgs {
@@ -52,8 +52,8 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "TIME")]
     pub(crate) timeout: Option<Timeout>,
 
-    /// The time limit for a command to end when asked to by a signal or --timeout; with --all, also
-    /// how long the other commands may continue when one has failed
+    /// The time limit for a command to end after a signal or --timeout; with --all, also for the
+    /// other commands when one has failed
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub(crate) grace: Timeout,
 
@@ -138,7 +138,7 @@ impl Ends {
         process::exit(code.into())
     }
 
-    /// Ends this process if the command has not ended in time after a signal.
+    /// Ends this process if the command has not ended within the time limit after a signal.
     fn late(&self, signal: i32, grace: Duration) -> ! {
         if let Some(raw) = &self.raw {
             raw.leave();
@@ -218,8 +218,8 @@ impl io::Read for Typed {
     }
 }
 
-/// Passes signals of this process on to a program. The process ends some time after the first one,
-/// and at once with a second one.
+/// Forwards signals of this process to a program. The process ends some time after the first one,
+/// and immediately on a second one.
 fn forward_signals(
     program: &RemoteProgram,
     ends: &Arc<Ends>,

@@ -18,9 +18,9 @@ use tofu_ui::table;
 /// Make nodes of a running machine fail, or repair them
 ///
 /// The router of a node that is down does not work: all of its links are down, and packets to it or
-/// through it are lost, and counted by the last port before it. Commands in flight end as they do
-/// when a link goes down. The node's guest ends with it, unless --keep-guests is given, and boots
-/// again when the node is repaired.
+/// through it are lost, and counted by the last port before it. Commands in flight complete as on a
+/// link failure. The node's guest ends with it, unless --keep-guests is given, and boots again when
+/// the node is repaired.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum NodeCommand {
     /// Make nodes fail
@@ -31,10 +31,9 @@ pub(crate) enum NodeCommand {
 
 /// Make boards of a running machine fail, or repair them
 ///
-/// A board is the unit that is replaced when a part of it fails: on the K computer and FX10 the
-/// four nodes of a unit with the same B, on FX100 three nodes in a row on Z (ours), on Fugaku the
-/// two nodes of a CPU memory unit, which differ in C. Its nodes go down and up together, as with
-/// `tofu node`.
+/// A board is the field-replaceable unit: on the K computer and FX10 the four nodes of a unit with
+/// the same B, on FX100 three nodes in a row on Z (ours), on Fugaku the two nodes of a CPU memory
+/// unit, which differ in C. Its nodes go down and up together, as with `tofu node`.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum BoardCommand {
     /// Make the boards of these nodes fail

@@ -42,16 +42,16 @@ pub(crate) enum FaultCommand {
     /// msix-lost, msix-doubled and msix-delayed are shares of interrupts that are lost, sent twice
     /// or sent later by delay (10 ms); read-abort and write-abort: shares of accesses to memory
     /// that fail; register-lies and write-lies: shares of reads of registers that give other
-    /// values, and of writes to memory of which a byte is wrong; gone: reads give all ones and
-    /// writes have no effect; stuck: control queues do not stop; endless-reset: from the next
-    /// function level reset on the device is gone; late: TCQ and MRQ entries that ask for no
-    /// interrupt come this much later, and with late-tcq or late-mrq those of one queue only, so
-    /// that notices and completions change places; seed: where the random numbers begin.
+    /// values, and of writes to memory with a wrong byte; gone: reads give all ones and writes have
+    /// no effect; stuck: control queues do not stop; endless-reset: from the next function level
+    /// reset on the device is gone; late: TCQ and MRQ entries that request no interrupt come this
+    /// much later, and with late-tcq or late-mrq those of one queue only, so that notices and
+    /// completions are reordered; seed: the seed of the random numbers.
     ///
     /// Single events: msix@9#3=lost (or doubled, or delayed) is the third message of vector 9,
     /// read#5=abort the fifth read of memory, write#5=abort the fifth write, each counted from now
-    /// on. Each call replaces the faults of the one before. `tofu inspect NODE faults` shows them,
-    /// and how often each has occurred.
+    /// on. Each call replaces the earlier faults. `tofu inspect NODE faults` shows them, and how
+    /// often each has occurred.
     Device {
         /// Node: an index, coordinates X,Y,Z,A,B,C or a name, with MACHINE/ in front if several
         /// machines run

@@ -1,7 +1,7 @@
 //! `tofu forward`: ports of this host that lead to ports of nodes.
 //!
-//! This process listens. For each connection, or each sender of datagrams, it asks the machine for
-//! a stream to the node, and passes bytes on. So a machine's process, which gives up its rights,
+//! This process listens. For each connection, or each sender of datagrams, it requests a stream to
+//! the node from the machine, and relays bytes. So a machine's process, which gives up its rights,
 //! opens no port.
 
 mod tcp;

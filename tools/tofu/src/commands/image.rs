@@ -50,9 +50,9 @@ pub(crate) enum ImageCommand {
         /// --kernel driver
         #[arg(long, conflicts_with = "kernel")]
         kernel_driver: bool,
-        /// Kernel modules to add, with their dependencies. `net` stands for those with which
-        /// programs make networks (veth, bridge, nf_tables and the like), which images with
-        /// packages have anyway
+        /// Kernel modules to add, with their dependencies. `net` means those with which programs
+        /// make networks (veth, bridge, nf_tables and the like); images with packages always have
+        /// them
         #[arg(long, value_name = "MODULE,...", value_delimiter = ',')]
         modules: Vec<String>,
         /// Debian mirror to download from [default: the one that this host's apt uses]
@@ -117,18 +117,18 @@ pub(crate) enum ImageCommand {
         #[arg(value_name = "ARG", last = true)]
         args: Vec<OsString>,
     },
-    /// Run the host's tshark, or one that is fetched, to look at captures
+    /// Run the host's tshark, or one that is fetched, to read captures
     ///
     /// tofu image tshark -- -X lua_script:tools/wireshark/tofu.lua -r file.pcapng
     Tshark {
-        /// Not the host's, even if there is one
+        /// Fetch it even if the host has one
         #[arg(long)]
         fetched: bool,
         /// tshark's arguments
         #[arg(value_name = "ARG", last = true)]
         args: Vec<OsString>,
     },
-    /// Run Chromium without a window, to look at pages in tests; it is fetched
+    /// Run headless Chromium, which is fetched, to test pages
     #[command(hide = true)]
     Chromium {
         /// Chromium's arguments
@@ -206,7 +206,7 @@ pub(crate) fn run(command: &ImageCommand) -> anyhow::Result<u8> {
     }
 }
 
-/// The name of an image that has none of the user's.
+/// The name of an image without a name from the user.
 fn default_name(kernel: &Kernel, arch: Arch, with: &[String]) -> String {
     if !kernel.has_driver() {
         Spec::name_for(arch, with)

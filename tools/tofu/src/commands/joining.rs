@@ -25,8 +25,8 @@ pub(crate) struct JoinArgs {
     #[arg(long, alias = "part", value_name = "I/N|slurm", requires = "join", value_parser = shard)]
     shard: Option<ShardOf>,
 
-    /// Folder with the addresses of all shards and the certificate of this one: see
-    /// `tofu hosts init`
+    /// Folder with the addresses of all shards and the certificate of this one; see `tofu hosts
+    /// init`
     #[arg(long, value_name = "DIR", requires = "shard")]
     join: Option<PathBuf>,
 
@@ -49,7 +49,8 @@ impl JoinArgs {
         self.shard.zip(self.join.as_deref())
     }
 
-    /// Meets the other shards, however long that takes, and says for whom it waits unless `quiet`.
+    /// Connects to the other shards, without a time limit. Unless `quiet`, prints the shard for
+    /// which it waits.
     pub(crate) fn meet(&self, joining: Joining, own: ShardOf, quiet: bool) -> anyhow::Result<Mesh> {
         let Timeout(timeout) = self.cable_timeout;
         if timeout < LEAST_CABLE_TIMEOUT {

@@ -20,17 +20,17 @@ const LISTED_NODES: u32 = 192;
 
 /// Show on which nodes the processes of a job are placed
 ///
-/// A job asks for a torus of one to three axes. Each of its axes is folded from axes of the
+/// A job requests a torus of one to three axes. Each of its axes is folded from axes of the
 /// machine, so neighbours in the job are neighbours in the machine, and so are the last and the
-/// first node of an axis. With --json the output is a mapinfo, which tells programs where they are:
-/// TOFU_MAPINFO_FILE names a file with it.
+/// first node of an axis. With --json the output is a mapinfo, from which programs read their
+/// places; TOFU_MAPINFO_FILE names a file with it.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct MapArgs {
     #[command(flatten)]
     pub(crate) machine: MachineOrShape,
 
-    /// Torus that the job asks for, in nodes, such as 12, 4x3 or 2x3x2
+    /// Torus that the job requests, in nodes, such as 12, 4x3 or 2x3x2
     ///
     /// [default: one axis through all nodes]
     #[arg(long, value_name = "XxYxZ")]

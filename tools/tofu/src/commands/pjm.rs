@@ -215,7 +215,7 @@ const PJSHOWRSC: &str = "\
 Examples:
   tofu pjshowrsc --rscgrp small";
 
-/// Show what jobs of pjsub may ask for
+/// Show the resources that jobs of pjsub may request
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = PJACL)]
 pub(crate) struct PjaclArgs {
@@ -233,8 +233,8 @@ Examples:
 
 /// Run a program as ranks, with the options of Fugaku's mpiexec
 ///
-/// In a job of pjsub it has the job's nodes and processes, and each rank writes to a file of its
-/// own, output.JOBID/0/1/stdout.1.RANK. Elsewhere it is like `tofu run --local --mpi --no-prefix`.
+/// In a job of pjsub it has the job's nodes and processes, and each rank writes to a separate file,
+/// output.JOBID/0/1/stdout.1.RANK. Elsewhere it is like `tofu run --local --mpi --no-prefix`.
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = MPIEXEC)]
 pub(crate) struct MpiexecArgs {

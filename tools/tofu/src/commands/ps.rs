@@ -11,10 +11,10 @@ use tofu_ui::{printable, table};
 
 /// List the running machines, their nodes and their jobs
 ///
-/// Linux nodes are asked for a sign of life; a node that gives none within two seconds is shown as
-/// not answering. A node whose router has failed (see `tofu node`) is shown as down. Jobs of `tofu
-/// run` are listed with their nodes; jobs that wait for nodes are shown as queued. A machine in
-/// shards is listed once, with the nodes of all shards that answer.
+/// Linux nodes are pinged; a node that does not reply within two seconds is shown as not answering.
+/// A node whose router has failed (see `tofu node`) is shown as down. Jobs of `tofu run` are listed
+/// with their nodes; jobs that wait for nodes are shown as queued. A machine in shards is listed
+/// once, with the nodes of all shards that answer.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PsArgs {
     /// Only this machine

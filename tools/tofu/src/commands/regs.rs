@@ -73,8 +73,8 @@ pub(crate) fn run(args: &RegsArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Returns true if the user wants to see the register, by the beginning of its unit's name or of
-/// its own.
+/// Returns true if the user has selected the register, by a prefix of its unit's name or of its
+/// own.
 fn is_meant(only: &[String], register: &RegisterValue) -> bool {
     let plain = |text: &str| text.to_ascii_lowercase().replace(' ', "");
     let unit = plain(&register.of);

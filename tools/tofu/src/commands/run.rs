@@ -15,7 +15,7 @@ use crate::options::{ClockArgs, choice};
 /// Copies the program with its libraries to the Linux nodes of a machine and starts it there, once
 /// on each node unless -n says otherwise. If no machine is running, one is started for the run.
 /// Each line of output begins with its rank; rank 0 gets the standard input. If a rank fails, the
-/// command exits with its code, and the other ranks are stopped.
+/// command exits with its exit code, and the other ranks are stopped.
 #[derive(Debug, Clone, Parser)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RunArgs {
@@ -72,8 +72,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME")]
     timeout: Option<Timeout>,
 
-    /// The time limit for the other ranks may continue when one has failed, and how long ranks to
-    /// end when asked to
+    /// The time limit for ranks to end after a signal, and for the other ranks when one has failed
     #[arg(long, value_name = "TIME", default_value = "2s")]
     grace: Timeout,
 

@@ -404,7 +404,7 @@ fn copy_mpi(
     dir: &Path,
     progress: &ImageProgress,
 ) -> anyhow::Result<()> {
-    // First to a separate place, because existing files are replaced all at once.
+    // First to a separate place, because existing files are replaced together.
     let place = dir.join(".mpi");
     remove(&place)?;
     fs::create_dir_all(&place)?;
@@ -429,7 +429,7 @@ fn copy_mpi(
     remove(&headers)?;
     fs::rename(place.join("include"), &headers)?;
     for library in &MPI_FILES {
-        // The name that programs ask for is a link to one with the version in it.
+        // The name in programs is a link to the name with the version.
         out_below(Path::new(library.file))?;
         let target = fs::read_link(place.join(library.file))?;
         out_below(&target)?;
@@ -514,7 +514,7 @@ mod tests {
             format!("cc -march=armv8.2-a+nosve {permit} -ISDK/include -E a.c\n")
         );
         assert_eq!(say("fcc", &["-V"]), format!("cc {begin} {first} --version {link}"));
-        // What only Fujitsu's compilers have.
+        // Options of Fujitsu's compilers only.
         let args =
             ["-Nlst=t", "-Nrt_tune", "-Xg", "-ffj-ocl", "-Koptmsg=2,openmp_simd", "-c", "a.c"];
         assert_eq!(say("fcc", &args), format!("cc {begin} -fopenmp-simd -c a.c\n"));

@@ -1,9 +1,8 @@
 //! A picture of the 6D box.
 //!
-//! Each ABC block (a Tofu unit unless cut down) is a panel that shows its nodes
-//! and their A, B and C links in oblique projection. The panels form a grid; a
-//! line between two panels stands for the parallel links that join their nodes,
-//! one per node.
+//! Each ABC block (a Tofu unit unless cut down) is a panel that shows its nodes and their A, B and
+//! C links in oblique projection. The panels form a grid; a line between two panels represents the
+//! parallel links that join their nodes, one per node.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -300,7 +299,7 @@ impl<'a> Picture<'a> {
         self.line(&path, link.port.axis(), down, &title);
     }
 
-    /// The links between two panels, of which `link` is one.
+    /// The links between two panels, which include `link`.
     fn bundle(&mut self, link: &Link, count: usize, down: usize) {
         let axis = link.port.axis();
         let (from, to) = (self.corner(link.from), self.corner(link.to));

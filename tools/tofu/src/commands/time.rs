@@ -16,19 +16,18 @@ use tofu_linux_nodes::qemu::Qmp;
 use tofu_spec::units::Until;
 use tofu_ui::table;
 
-/// The interval at which a machine is asked whether it has got there.
+/// The poll interval for a machine to reach the time.
 const LOOK: Duration = Duration::from_millis(20);
-/// The time limit for a virtual machine to stop whose time stands still, on a busy host.
+/// The time limit for a virtual machine to stop after its time was stopped, on a busy host.
 const STOPS: Duration = Duration::from_secs(30);
 
 /// Show the time of a machine in modelled time, and what its guests spend on it
 ///
-/// Prints how much modelled time has passed, how long the host took for it, and of each guest: the
+/// Prints the modelled time that has passed, the host's time for it, and for each guest: the
 /// modelled time in which it was awake, the host's time in which it ran, how often it stopped to
-/// ask how far it may run, its accesses to the device, the commands that its device has started,
-/// the modelled time in which any of them was in flight, and the link of its node at which packets
-/// waited longest for room at the other end. The guest that was awake longest is marked: the others
-/// waited for it. If time stands still, as `tofu up --until` says, it can continue.
+/// request more time, its accesses to the device, and the commands that its device has started. The
+/// guest that was awake longest is marked: the others waited for it. If `tofu up --until` has
+/// stopped the time, it can be resumed.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TimeArgs {
     /// The machine; not needed if only one runs
@@ -39,12 +38,11 @@ pub(crate) struct TimeArgs {
     #[arg(long)]
     json: bool,
 
-    /// Let time continue that stands still, until it gets to another time, such as 250ms, and show
-    /// it then
+    /// Resume stopped time until another time, such as 250ms, and show it then
     #[arg(long, value_name = "TIME", conflicts_with = "go_on")]
     until: Option<Until>,
 
-    /// Let time continue that stands still
+    /// Resume stopped time
     #[arg(long)]
     go_on: bool,
 }
@@ -60,7 +58,7 @@ fn continue_by(monitor: &Path) -> anyhow::Result<()> {
     monitor.command("cont", json!({})).map(drop)
 }
 
-/// Lets time go on, until it gets to another time if there is one.
+/// Resumes time, until `until` if given.
 fn go_on(control: &Path, until: Option<u64>) -> anyhow::Result<()> {
     let nodes = info(control)?.nodes;
     ask(control, &Request::GoOn { until })?;
@@ -71,7 +69,7 @@ fn go_on(control: &Path, until: Option<u64>) -> anyhow::Result<()> {
             tofu_ui::tell!("tofu: node {}: it does not go on by itself: {error:#}", node.index);
         }
     };
-    // All at once, as each may answer only when all others go on.
+    // All in parallel, because each may answer only when all others have continued.
     thread::scope(|scope| {
         for node in nodes.iter().filter(|node| node.is_linux() && node.state != "off") {
             scope.spawn(move || goes_on(node));

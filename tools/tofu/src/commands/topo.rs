@@ -150,8 +150,7 @@ fn cores(generation: Generation) -> String {
     format!("each node: {cores} cores in {all} {groups}{far}; {tnis} TNIs")
 }
 
-/// The boards of a machine, unless they are cut short, and the racks if the papers tell what is in
-/// one.
+/// The boards of a machine, unless they are cut short, and the racks if the papers describe them.
 fn built(generation: Generation, shape: &Shape) -> String {
     let lengths = generation.description().board;
     let nodes: u32 = lengths.into_iter().map(u32::from).product();
@@ -400,7 +399,7 @@ mod tests {
         assert_eq!(value["io_nodes"].as_array().map(Vec::len), Some(12));
         assert_eq!(value["io_nodes"][1], json!([0, 0, 0, 0, 0, 1]));
         assert_eq!(value["capacity"]["board"], json!([1, 1, 1, 2, 1, 2]));
-        // For another length, no source tells how many racks it fills.
+        // For another length, no source gives the number of racks.
         let shape: Shape = "2x1x5x2x3x2".parse().unwrap();
         let line = "boards of up to 2 nodes: 60; shelves: 4; half racks: 2";
         assert_eq!(built(Generation::Fugaku, &shape), line);

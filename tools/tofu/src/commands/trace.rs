@@ -200,7 +200,7 @@ pub(crate) fn run(args: &TraceArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Opens the output that the options ask for, at `path` or on standard output.
+/// Opens the output that the options select, at `path` or on standard output.
 fn open_output(args: &TraceArgs, path: Option<&Path>) -> io::Result<Output> {
     let out: Box<dyn Write> = match path {
         Some(path) => Box::new(BufWriter::new(File::create(path)?)),

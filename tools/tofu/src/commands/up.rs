@@ -112,8 +112,8 @@ A machine file:
   down = true";
 
 impl UpArgs {
-    /// Plans the machine, or the shard of it that is asked for. Returns also the settings that all
-    /// shards must share.
+    /// Plans the machine, or the requested shard of it. Also returns the settings that all shards
+    /// must share.
     fn plan(&self) -> anyhow::Result<(Plan, Vec<(String, String)>)> {
         let plan = Plan::new(&self.machine.spec()?)?;
         let Some((own, _)) = self.shards.join.asked() else { return Ok((plan, Vec::new())) };
@@ -266,7 +266,7 @@ mod tests {
         assert!(message.starts_with("too little memory: 12 VMs take 1"), "{message}");
         assert!(message.contains("10 MiB are available"), "{message}");
         assert!(check_memory(&plan, Some(least - 1)).is_err());
-        // What they may touch later is in no guest's way now.
+        // Memory that they may use later is not in the way of any guest now.
         let warning = check_memory(&plan, Some(least)).unwrap().unwrap();
         assert!(warning.contains("would take 192 MiB"), "{warning}");
         assert_eq!(check_memory(&plan, Some(192 << 20)).unwrap(), None);

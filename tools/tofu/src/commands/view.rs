@@ -24,7 +24,7 @@ use self::server::{Scene, Server};
 /// Show a machine on a page in a browser: the torus, load and health of links, jobs, a time line
 ///
 /// The page is served on this host only, at an address with a token, which this command prints.
-/// Anyone who has the address can also take links and nodes of the machine down. To look at it over
+/// Anyone who has the address can also take links and nodes of the machine down. To view it over
 /// ssh, forward the port: ssh -L PORT:127.0.0.1:PORT HOST.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
@@ -58,7 +58,7 @@ Examples:
 
 /// Shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// The interval at which signals are looked at.
+/// The poll interval for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `tofu view` and returns the exit code.
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &ViewArgs) -> anyhow::Result<u8> {
         let seen = Look::take(&control).and_then(|now| Ok((scene.take(&before, &now)?, now)));
         let (frame, now) = match seen {
             Ok(seen) => seen,
-            // What was seen stays on the page.
+            // The last state stays on the page.
             Err(_) if rundir::has_ended(&control) => {
                 tofu_ui::tell!("tofu: the machine has ended; Ctrl-C ends the page");
                 scene.end();
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &ViewArgs) -> anyhow::Result<u8> {
             recorder = None;
         }
         before = now;
-        // A reading that takes longer than planned is not followed by another one at once.
+        // A reading that takes longer than planned is not followed immediately by another one.
         next = (next + every).max(Instant::now() + every / 4);
         while Instant::now() < next {
             if ended.load(SeqCst) {

@@ -1,4 +1,4 @@
-//! A capture in several files, of which the oldest are removed.
+//! A capture in several files; the oldest ones are removed.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};

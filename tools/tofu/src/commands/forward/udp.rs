@@ -93,7 +93,7 @@ fn pass_on(
         let touch = || used.store(start.elapsed().as_millis() as u64, SeqCst);
         answer(&socket, client, from_node, touch);
         let mut all = lock(&flows);
-        // There may be a new one meanwhile.
+        // There may be a new one by now.
         if all.get(&client).is_some_and(|flow| Arc::ptr_eq(&flow.used, &used)) {
             all.remove(&client);
         }

@@ -64,7 +64,7 @@ impl Backend for Screen {
         write(b"\x1b[?25h")
     }
 
-    /// It is hidden, so wherever.
+    /// The cursor is hidden, so its position does not matter.
     fn get_cursor_position(&mut self) -> io::Result<Position> {
         Ok(Position::ORIGIN)
     }

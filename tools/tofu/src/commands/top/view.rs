@@ -555,7 +555,7 @@ mod tests {
         assert_eq!(keys.rest(), [Key::Escape]);
         assert_eq!(keys.rest(), []);
         assert_eq!(keys.of(b"\x1b[1;5Cq\r\x03\xff"), [Key::Char('q'), Key::Enter, Key::Interrupt]);
-        // What is too long is no sequence.
+        // A sequence that is too long is ignored.
         assert_eq!(keys.of(b"\x1b[000000000000000q").last(), Some(&Key::Char('q')));
     }
 }

@@ -24,7 +24,8 @@ pub(super) struct Flight {
     interrupts: VecDeque<TracedInterrupt>,
     /// The time of the latest event.
     now_ns: u64,
-    /// Something has gone wrong. Events that arrive until the machine has been told are ignored.
+    /// A trigger event has occurred. Events that arrive until the machine has handled the request
+    /// are ignored.
     over: bool,
 }
 

@@ -1,9 +1,8 @@
 //! Traces for Perfetto, in the JSON trace-event format.
 //!
 //! Perfetto's own format is denser. But this one needs no crate besides `serde_json`, which also
-//! makes sure that no string breaks the format. Other viewers read it, too. A file that ends early,
-//! for example because its disk is full, is read up to there, because the bracket at its end may be
-//! missing.
+//! ensures that no string breaks the format. Other viewers read it, too. A truncated file, for
+//! example on a full disk, can still be read, because the bracket at its end may be missing.
 //!
 //! A node is a process of the file. Each place in a queue's table of outstanding commands is a
 //! thread: commands of one place never overlap, so spans on it nest.
@@ -41,9 +40,9 @@ struct Span<'a> {
     args: Value,
 }
 
-/// Perfetto multiplies by 1000 and cuts what is behind the point. A number that is a trifle too
-/// small would lose a nanosecond, and a span might stick out of the one around it, so each has a
-/// tenth of a nanosecond more: that much is left of numbers of floating point for hours.
+/// Perfetto multiplies by 1000 and truncates. A number that is slightly too small would lose a
+/// nanosecond, and a span might then extend beyond its parent. So a tenth of a nanosecond is added
+/// to each. The precision of floating-point numbers suffices for that for hours.
 fn microseconds(ns: u64) -> f64 {
     ns as f64 / 1000.0 + 1e-4
 }

@@ -1,4 +1,4 @@
-//! Traces as a picture: time to the right, and a row for each place in a queue's table of
+//! Traces as a picture: time to the right, and a row for each entry in a queue's table of
 //! outstanding commands, as for Perfetto, and for each thread that served them.
 
 use std::collections::BTreeMap;
@@ -97,7 +97,7 @@ fn begin(command: &TracedCommand) -> u64 {
     command.doorbell_ns.map_or(command.begin_ns, |rung| rung.min(command.begin_ns))
 }
 
-/// When it has ended, and has come to its target if it is a packet.
+/// The time when it has ended, and, for a packet, has also reached its target.
 fn end(command: &TracedCommand) -> u64 {
     command.parts.iter().map(|part| part.end_ns).fold(command.end_ns, u64::max)
 }
@@ -128,8 +128,8 @@ fn escaped(text: &str) -> String {
 
 /// Where times are from left to right.
 struct Clock {
-    /// Beginnings and ends, in nanoseconds, of the times that are drawn to scale, in order. What is
-    /// between two of them is cut.
+    /// Beginnings and ends, in nanoseconds, of the times that are drawn to scale, in order. The
+    /// times between them are cut.
     spans: Vec<(u64, u64)>,
     /// The sum of their lengths.
     taken: u64,

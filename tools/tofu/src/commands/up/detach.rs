@@ -1,7 +1,7 @@
 //! `--detach`: a background process runs the machine, and the command returns when that is ready.
 //!
 //! The process is started with the same arguments, the same terminal, and the writing end of a pipe
-//! as its standard input. It closes all three when the machine is ready; so the command sees the
+//! as its standard input. It closes all three when the machine is ready, so the command gets the
 //! end of the pipe.
 
 use std::fs::{File, OpenOptions};
@@ -121,7 +121,7 @@ impl Parent {
         Ok(Self { null, left: false })
     }
 
-    /// Detaches from the command and its terminal; from now on `log` gets the output.
+    /// Detaches from the command and its terminal. From now on `log` gets the output.
     pub(crate) fn leave(&mut self, log: &Path) -> anyhow::Result<()> {
         if std::mem::replace(&mut self.left, true) {
             return Ok(());

@@ -3,7 +3,7 @@
 //!
 //! On each host one session makes a folder with everything that its shard needs, others copy the
 //! command and the image of Linux nodes if the host does not have them yet, and the last one runs
-//! the shard. The shard ends with the session's standard input, however this process ends.
+//! the shard. The shard ends with the session's standard input, even if this process is killed.
 
 mod file;
 mod image;

@@ -26,7 +26,7 @@ pub(crate) fn check(plan: &Plan, detach: bool) -> anyhow::Result<()> {
 /// Signals of a command that first fetches and makes files, which may take minutes.
 pub(crate) struct Signals {
     cancelled: Arc<AtomicBool>,
-    /// True if there is nothing to tidy up, so that a signal ends the process at once.
+    /// True if there is nothing to clean up, so that a signal ends the process immediately.
     idle: Arc<AtomicBool>,
     _forwarding: Forwarding,
 }
@@ -45,7 +45,7 @@ impl Signals {
         Ok(Self { cancelled, idle, _forwarding: forwarding })
     }
 
-    /// Prepares the plan's nodes. Returns `None` if a signal came meanwhile.
+    /// Prepares the plan's nodes. Returns `None` if a signal came during that.
     pub(crate) fn prepare(&self, plan: &Plan, style: Style) -> anyhow::Result<Option<Runtimes>> {
         let monitors = Monitors::choose(plan)?;
         let progress = ImageProgress::new(Arc::clone(&self.cancelled), style.progress);

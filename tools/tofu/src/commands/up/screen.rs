@@ -242,7 +242,7 @@ impl<'a> Screen<'a> {
         self.line(&format!("{text}; `tofu time --until` continues, Ctrl-C ends the machine"))
     }
 
-    /// All Linux nodes of a machine that stays up are ready; `hints` tell what the user can do.
+    /// All Linux nodes of a machine that stays up are ready; `hints` are commands for the user.
     pub(crate) fn ready(
         &mut self,
         name: &str,

@@ -30,7 +30,7 @@ struct MachineWatch<'a, 'b> {
     /// By node number; stubs stay without a result.
     nodes: Vec<Progress>,
     running: usize,
-    /// A guest has not succeeded, or another shard has failed; tells which, in words.
+    /// A guest has not succeeded, or another shard has failed; the text names it.
     failed: Option<String>,
     /// Other shards of the machine, and whether they are present with guests that still run.
     others: BTreeMap<ShardId, bool>,
@@ -148,7 +148,7 @@ pub(crate) fn watch(
         }
     }
     if !watch.is_to_end() {
-        // The machine ends by itself, and followers must be told of that as well.
+        // The machine ends by itself, and followers must be notified of that as well.
         backend.on_event(&Event::Down);
         if !told {
             machine.ended(watch.count_failed());
@@ -232,7 +232,7 @@ impl MachineWatch<'_, '_> {
         self.others_failed || !self.lost.is_empty()
     }
 
-    /// Returns true if the machine was asked to end now.
+    /// Returns true if the machine was requested to end now.
     fn is_to_end(&self) -> bool {
         self.signal.is_some() || self.down
     }
@@ -359,7 +359,7 @@ impl MachineWatch<'_, '_> {
             return Ok(());
         }
         self.running -= 1;
-        // The others go on without a node that was taken down, or that is to fail with its guest.
+        // The others continue without a node that was taken down, or that fails with its guest.
         let others_go_on = kind == "stopped" || self.plan.fail_with_guest && code.is_none();
         if code != Some(0) && !others_go_on {
             self.failed.get_or_insert_with(|| "another guest failed".to_owned());
@@ -432,7 +432,7 @@ impl MachineWatch<'_, '_> {
         self.screen.summary(&results, self.start.elapsed())?;
         Ok(match self.signal {
             Some(signal) => exit::of_signal(signal),
-            // The user who takes the machine down knows what still runs.
+            // The user who takes the machine down knows which guests still run.
             None if self.down => 0,
             None if !others_failed && results.iter().all(|result| result.ok) => 0,
             None => exit::FAILED,

@@ -29,7 +29,7 @@ const MOST_BYTES: usize = 64 << 20;
 const SOME_BYTES: usize = 2 << 20;
 /// Connections at a time.
 const CLIENTS: usize = 16;
-/// Levels and values of a node's state that the page shows at once.
+/// Levels and values of a node's state that the page shows initially.
 const DEPTH: u32 = 6;
 const VALUES: u32 = 4096;
 const JSON: &str = "application/json";
@@ -115,7 +115,7 @@ impl Scene {
         self.ended.store(true, SeqCst);
     }
 
-    /// Frames from this number on, as many as are sent at once.
+    /// Frames from this number on, as many as fit in one answer.
     fn frames(&self, since: u64) -> String {
         let ended = self.ended.load(SeqCst);
         let (first, some) = {
@@ -184,7 +184,7 @@ impl Scene {
         }
     }
 
-    /// Does what a button stands for.
+    /// Carries out the action of a button.
     fn act(&self, act: Act) -> anyhow::Result<Value> {
         let request = match act {
             Act::Link { node, port, up } => Ask::SetLink { node, port, up },
@@ -336,7 +336,7 @@ impl Listening {
     fn page(&self, request: &Request) -> Answer {
         let path = request.path.get(1 + self.token.len()..).unwrap_or_default();
         match (request.method.as_str(), path) {
-            // What is on the page has addresses relative to this one.
+            // Addresses on the page are relative to this one.
             ("GET" | "HEAD", "") => Answer::moved(&format!("/{}/", self.token)),
             ("GET" | "HEAD", "/") => {
                 Answer::good("text/html; charset=utf-8", include_str!("page/index.html"))

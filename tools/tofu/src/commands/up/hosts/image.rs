@@ -13,7 +13,7 @@ use tofu_spec::plan::Plan;
 /// The user's cache, as a shell has it.
 const CACHE: &str = "${TOFU_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tofu}";
 
-/// An image of this host's.
+/// An image on this host.
 pub(super) struct Image {
     name: String,
     folder: PathBuf,
@@ -81,7 +81,7 @@ impl Image {
         format!("m=\"{CACHE}/images/{name}/{file}\"; {is_there} && echo there || echo missing")
     }
 
-    /// A script that takes the image from its standard input: it is there at once, or not at all.
+    /// A script that reads the image from its standard input and installs it atomically.
     pub(super) fn unpacked(&self) -> String {
         let Self { name, .. } = self;
         format!(
@@ -97,7 +97,7 @@ impl Image {
         tar.arg("-C").arg(&self.folder).args(["-c", "-f", "-", "--"]).args(&self.files);
         let mut tar = tar.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let copied = tar.stdout.take().map_or(Ok(0), |mut out| io::copy(&mut out, to));
-        // What it had no reader for ends it.
+        // Without a reader, tar ends by itself.
         let ended = tar.wait()?;
         copied?;
         match ended.success() {

@@ -15,10 +15,10 @@ use tofu_ui::printable;
 use super::file::Host;
 use super::image::Image;
 
-/// Hosts that are prepared at once.
+/// Hosts that are prepared at a time.
 const AT_ONCE: usize = 16;
 
-/// A word of a shell's.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
