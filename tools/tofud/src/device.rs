@@ -118,8 +118,8 @@ pub struct VfioSource {
 }
 
 impl VfioSource {
-    /// Opens this device. The file `lent` exists while the kernel's own driver has lent its device,
-    /// so that a later process knows that if this one is killed.
+    /// Opens this device. The file `lent` exists while the device is on loan from the kernel's own
+    /// driver, so that a later process can return it if this one is killed.
     pub fn new(bdf: Bdf, lent: PathBuf) -> Self {
         Self { bdf, lent }
     }
@@ -142,8 +142,8 @@ impl VfioSource {
         thread::Builder::new().name("give back".into()).spawn(give_back).map(drop)
     }
 
-    /// Waits until no process has the device open, because the process would otherwise be told to
-    /// release it.
+    /// Waits until no process has the device open, because the process would otherwise be requested
+    /// to release it.
     fn wait_until_unused(&self) -> Result<(), String> {
         let found = Bus::default().find(Some(self.bdf)).map_err(|error| error.to_string())?;
         let Some(group) = found.iommu_group else { return Ok(()) };
@@ -218,7 +218,7 @@ fn user_of(proc: &Path, folder: &Path) -> Option<u32> {
     let mut processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     processes.find(|pid| {
         let files = std::fs::read_dir(proc.join(format!("{pid}/fd"))).into_iter().flatten();
-        // The files of a process that ends meanwhile are gone.
+        // The files of a process that has just ended are gone.
         let mut files = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
         files.any(|file| file.starts_with(folder))
     })

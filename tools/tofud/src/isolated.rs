@@ -18,8 +18,8 @@ use tofu_vfio::{Buffer, FileMemory, MapError, VfioPlatform};
 
 use crate::lease::Refused;
 
-/// The most registrations of a process at a time: each is an IOMMU mapping, of which the kernel
-/// permits 65535 for a device.
+/// The most registrations of a process at a time: each is an IOMMU mapping, and the kernel permits
+/// 65535 of these for a device.
 const MAX_REGISTRATIONS: usize = 8192;
 /// The memory of a steering tag: an entry in each of two tables, and what is noted of it.
 const STAG_BYTES: u64 = 64;
@@ -160,7 +160,7 @@ pub trait Part {
     fn taken(&self) -> u64;
 }
 
-/// A queue of a process's.
+/// A queue of a process.
 struct Queue {
     // Dropped first, so that the device uses nothing when the rest is dropped.
     cq: Option<Cq<VfioPlatform>>,
@@ -315,9 +315,8 @@ impl Part for VfioPart {
         let mapped = self.device.platform().map_file(file, runs, address, len);
         let memory = mapped.map_err(map_error)?;
         let range = MemoryRange { addr: memory.device_addr(), len };
-        // As the library does for memory that it maps itself. A holder of the STag also reaches the
-        // memory before it, as far as the offset in the page, but nothing that belongs to another
-        // process.
+        // As in the library, for memory that it maps itself. A holder of the STag also reaches the
+        // memory before it in its page, down to offset 0, but no memory of another process.
         let page = match len {
             _ if offset > memory.device_addr() & 0xffff => PageSize::Size4K,
             0..=0x1_0000 => PageSize::Size64K,

@@ -60,7 +60,7 @@ impl Owner {
 /// The control queues and packet interfaces of a device.
 #[derive(Clone, Debug)]
 pub struct Leases {
-    /// The kernel's control queue stands for the packet interface, which goes with it.
+    /// In `queues`, the kernel's control queue represents the packet interface.
     generation: Generation,
     queues: [[Owner; NUM_CQ]; NUM_TNI],
     /// Free barrier gates.
@@ -103,7 +103,8 @@ impl Leases {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Wrong`] if devices of the generation have none, or if it is the kernel's.
+    /// [`Refusal::Wrong`] if devices of the generation have no such queue, or if it is the
+    /// kernel's.
     pub fn queue(&self, queue: Queue) -> Result<(TniId, CqId), Refused> {
         let description = self.generation.description();
         let for_processes = |(tni, cq): &(TniId, CqId)| {
@@ -120,7 +121,7 @@ impl Leases {
         &mut self.queues[tni.index()][cq.index()]
     }
 
-    /// Returns true if a queue is a process's.
+    /// Returns true if a queue belongs to a process.
     pub fn has(&self, id: ClientId, (tni, cq): (TniId, CqId)) -> bool {
         self.queues[tni.index()][cq.index()].is(id)
     }
@@ -174,7 +175,7 @@ impl Leases {
         self.owner(tni, cq).check(format_args!("control queue {cq}"), tni)
     }
 
-    /// The queue of each interface that is the kernel's.
+    /// The kernel's queue of each interface.
     pub fn kernel_cq(&self) -> CqId {
         self.generation.description().kernel_cq()
     }

@@ -1,9 +1,9 @@
 //! `tofud`: owns a Tofu device and shares it among processes.
 //!
-//! [`Server`] serves the processes (messages: [`tofu_vfio::broker::wire`]), [`Leases`] records
-//! which process has which control queues, [`SharedDevice`] is what both need from a device, and
-//! [`Part`] is the part of it for a process that is isolated from others. The device is opened for
-//! the first process and closed after the last one. So programs that use it through VFIO by
+//! [`Server`] serves the processes (messages: [`tofu_vfio::broker::wire`]), and [`Leases`] records
+//! the control queues of each process. [`SharedDevice`] is the interface of both to a device, and
+//! [`Part`] the part of it for a process that is isolated from others. The device is opened for the
+//! first process and closed after the last one, so that programs that use it through VFIO by
 //! themselves can open it while no process shares it.
 #![forbid(unsafe_code)]
 

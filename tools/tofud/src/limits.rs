@@ -12,13 +12,13 @@ use crate::lease::Refused;
 pub(crate) struct Limits {
     /// All of them together.
     all: u64,
-    /// The user of the process that asks.
+    /// The user of the requesting process.
     user: u64,
 }
 
 impl Limits {
-    /// Half of the node's memory for all users, 63 of 64 parts of that for one, and not more
-    /// than RLIMIT_MEMLOCK of the process that asks.
+    /// Half of the node's memory for all users, 63 of 64 parts of that for one, and not more than
+    /// RLIMIT_MEMLOCK of the requesting process.
     pub(crate) fn of(pid: i32) -> Self {
         let about = sysinfo();
         let all = about.totalram.saturating_mul(about.mem_unit.into()) / 2;

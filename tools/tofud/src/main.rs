@@ -1,4 +1,4 @@
-//! Shares a Tofu device among processes: many uTofu programs at once on a Linux node.
+//! Shares a Tofu device among processes, so that many uTofu programs can run on a Linux node.
 //!
 //! Errors are one line on stderr and exit code 2.
 #![forbid(unsafe_code)]
@@ -19,10 +19,10 @@ use tofud::{Server, VfioSource, listen};
 ///
 /// VFIO gives a device to one process only. tofud is that process, and others, linked with
 /// libtofucom, use the device through it. tofud opens the device for the first of them, closes it
-/// after the last, and frees what a process leaves behind, however it ends. Processes of root
-/// access the device directly, and must trust each other. Processes of other users are isolated by
-/// user: the user ID is the group of their queues and gates, and only tofud writes registers and
-/// tables.
+/// after the last, and frees the resources of a process when it ends, even if it is killed.
+/// Processes of root access the device directly, and must trust each other. Processes of other
+/// users are isolated by user: the user ID is the group of their queues and gates, and only tofud
+/// writes registers and tables.
 ///
 /// It stays in the foreground, and may be killed at any time. Processes that use the device
 /// continue. New ones can use it once tofud was started again and the others have ended. A device

@@ -32,7 +32,7 @@ pub const MAX_CLIENTS: usize = 64;
 /// The most connections at a time of a user whose processes are isolated: as many as a node has
 /// processes.
 const MAX_OF_USER: usize = 48;
-/// Device addresses that a process has from the start, in bytes; it asks for more when they are
+/// Device addresses that a process has from the start, in bytes; it requests more when they are
 /// used up.
 const FIRST_ADDRESSES: u64 = 8 << 30;
 /// Connections that are accepted before known processes are served again.
@@ -104,7 +104,7 @@ pub struct Server<S: Source> {
     next: u64,
     /// The device was opened once: if it has no driver now, it was taken away.
     was_open: bool,
-    /// The process that has it alone has it from the kernel's own driver.
+    /// True if the process with exclusive use has the device on loan from the kernel's own driver.
     lent: bool,
     /// The user whose processes get the device itself: this process's user, root. All others' are
     /// isolated.
@@ -374,7 +374,7 @@ impl<S: Source> Server<S> {
                 Err(wrong("it has no address space"))
             }
             Request::Addresses { size } => self.grant_addresses(id, size),
-            // Its word in memory, which asks for the interrupt, must be in the address space.
+            // Its word in memory, which requests the interrupt, must be in the address space.
             Request::Interrupt(_) if user != self.trusted => Err(wrong("it has no address space")),
             Request::Interrupt(queue) => {
                 let (tni, cq) = own_queue(&self.leases, id, queue)?;
@@ -417,7 +417,7 @@ impl<S: Source> Server<S> {
         Ok(Handled::Answer(Answer::Addresses { start, len }))
     }
 
-    /// Makes a process that has its queues an isolated one.
+    /// Makes a process with queues an isolated one.
     fn isolate(&mut self, id: ClientId, user: u32, cq: Option<u8>) -> Result<Handled, Refused> {
         let part = self.device.as_ref().and_then(|device| {
             let about = (device.node(), device.generation().register());
@@ -536,7 +536,7 @@ impl<S: Source> Server<S> {
         Ok(())
     }
 
-    /// Makes a process that has its queues one that shares the device.
+    /// Makes a process with queues one that shares the device.
     fn enter(&mut self, id: ClientId, role: Role) -> Result<(), Refused> {
         let range = self.device.as_ref().and_then(|device| device.grant_addresses(FIRST_ADDRESSES));
         let (Some(range), Some(client)) = (range, self.clients.get_mut(&id)) else {
@@ -620,7 +620,8 @@ impl<S: Source> Server<S> {
             queues.push((tni, self.leases.kernel_cq()));
         }
         let stuck = device.stop_queues(&queues);
-        // Closes what the process has left open, all of which has stopped except stuck queues.
+        // Closes the queues and channels that the process has left open. All have stopped, except
+        // for stuck queues.
         drop(client.part);
         self.leases.end(id, &stuck);
         let gates_stopped = device.stop_gates(&self.leases.gates_of(id));
@@ -710,7 +711,7 @@ fn own_channel(leases: &Leases, id: ClientId, channel: Channel) -> Result<(TniId
     own.ok_or_else(|| Refused::new(Refusal::Wrong, "the barrier channel is not this process's"))
 }
 
-/// Links of gates, all of which the process has.
+/// Links of gates that all belong to the process.
 fn own_gates(leases: &Leases, id: ClientId, gates: &[GateLinks]) -> Result<Vec<Gate>, Refused> {
     let gates: Option<Vec<Gate>> = gates.iter().map(GateLinks::gate).collect();
     let gates =

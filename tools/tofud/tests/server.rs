@@ -156,7 +156,7 @@ impl SharedDevice for Device {
     }
 }
 
-/// Records what an isolated process has asked for, and grants it.
+/// Records the requests of an isolated process, and grants them.
 struct FakePart(Fake);
 
 impl FakePart {
@@ -242,7 +242,7 @@ impl Test {
         ours
     }
 
-    /// A test with processes of other users than the server's.
+    /// A test with processes of users other than the server's.
     fn of_others() -> Self {
         let test = Self::new();
         Self { server: test.server.trusting(getuid().as_raw() ^ 1), ..test }
@@ -445,7 +445,7 @@ fn malformed_requests_end_the_connection() {
         rustix::io::write(&socket, bytes).unwrap();
         assert_eq!(test.ask(&socket, &hello(None)), None);
     }
-    // Descriptors are not accepted, however many.
+    // Descriptors are not accepted, in any number.
     let socket = test.connect();
     let fds = [socket.as_fd(), good.as_fd()];
     send(socket.as_fd(), &hello(Some((9, 9))), &fds).unwrap();
@@ -696,7 +696,7 @@ fn kernels_device_is_lent() {
     drop(program);
     test.settle();
     assert!(test.fake.state().is_kernels);
-    // What was free stays free.
+    // Free queues stay free.
     test.fake.state().is_kernels = false;
     let program = test.connect();
     assert_eq!(test.ask(&program, &alone()), Some(Answer::Yours));

@@ -2,7 +2,7 @@
 
 /// The program or guest that was run has failed.
 pub const FAILED: u8 = 1;
-/// Bad input, or a host that cannot do what was asked.
+/// Bad input, or a host that cannot carry out the command.
 pub const BAD_INPUT: u8 = 2;
 /// Modelled time has got to where it was to stop.
 pub const UNTIL: u8 = 125;

@@ -1,4 +1,5 @@
-//! Shared by all commands for the terminal: style, text, signals, exit codes.
+//! Terminal output and process control shared by all commands: style, text,
+//! signals, exit codes.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Colours of all pictures: of links and nodes in `tofu topo` and `tofu view`, of commands in
 //! `tofu trace`, of loads everywhere.
 //!
-//! Kinds have the colours of Okabe and Ito, which people with any colour vision tell apart. Loads
-//! have steps of the map viridis, which are in order of brightness as well. `view.css` and the
+//! Kinds have the colours of Okabe and Ito, which people with any colour vision can distinguish.
+//! Loads have steps of the map viridis, which are also ordered by brightness. `view.css` and the
 //! Python package have the same; tests compare them.
 
 /// For links and nodes that are down, and commands that have failed. Links have dashes as well.

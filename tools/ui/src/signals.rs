@@ -40,8 +40,8 @@ pub fn flag(grace: Duration) -> anyhow::Result<(Arc<AtomicBool>, Forwarding)> {
     Ok((flag, forward(grace, move |_| set.store(true, SeqCst))?))
 }
 
-/// Calls `forward` with the number of the first SIGINT or SIGTERM. In case stopping hangs, the
-/// process ends at once with a later one, and otherwise after `grace`.
+/// Calls `forward` with the number of the first SIGINT or SIGTERM. If stopping hangs, the process
+/// ends immediately on a second signal, and otherwise after `grace`.
 ///
 /// # Errors
 ///
@@ -88,7 +88,7 @@ pub fn after(time: Duration, then: impl FnOnce() + Send + 'static) {
     let _ = thread::Builder::new().name("grace".into()).spawn(run);
 }
 
-/// Ends this process, which has not ended by itself in time after a signal.
+/// Ends this process, which has not ended by itself within the time limit after a signal.
 fn late(signal: i32, grace: Duration) -> ! {
     let seconds = grace.as_secs_f64();
     crate::tell!("tofu: not ended {seconds} s after signal {signal}; ending without cleaning up");

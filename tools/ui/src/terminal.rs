@@ -1,17 +1,17 @@
 //! Adapts guests' console output to the user's terminal.
 //!
 //! A console is a stream for a separate terminal. Firmware resets that terminal, clears it and
-//! turns its wrapping off; shells ask it where the cursor is. A user who attaches has another one,
-//! with a screen that does not belong to the guest and that is used afterwards.
+//! turns its wrapping off; shells query the position of its cursor. A user who attaches has another
+//! terminal, whose screen does not belong to the guest and is used afterwards.
 
 use std::collections::BTreeSet;
 
 use vte::{Params, Parser, Perform};
 
-/// Passes on only what a guest may do to the user's terminal.
+/// Passes only allowed output of a guest to the user's terminal.
 ///
-/// Text, colours, cursor movements and what editors need are passed on. A reset, a change of how
-/// lines wrap, titles, questions and anything else that outlives the guest's output does not. Modes
+/// Text, colours, cursor movements and the sequences that editors need pass. Resets, changes of
+/// line wrapping, titles, queries and anything else that outlives the guest's output do not. Modes
 /// that editors turn on are recorded, for [`Filter::restore`].
 #[derive(Default)]
 pub struct Filter {
@@ -25,7 +25,7 @@ struct Passed {
     out: Vec<u8>,
     /// Only text and colours.
     strict: bool,
-    /// Firmware has asked for a reset, and its clearing comes next.
+    /// Firmware has requested a reset, which is followed by clearing the screen.
     resetting: bool,
     /// Private modes that differ from a terminal's initial ones.
     modes: BTreeSet<u16>,

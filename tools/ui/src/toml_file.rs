@@ -74,7 +74,8 @@ pub struct TomlFile<'a> {
     /// Where it is.
     pub path: &'a Path,
     text: &'a str,
-    /// Where its lines end. A large file has many places that are asked for.
+    /// The ends of its lines. They are kept because a large file may have many look-ups of
+    /// positions.
     ends: Vec<usize>,
 }
 

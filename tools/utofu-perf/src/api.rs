@@ -6,11 +6,11 @@ use std::ptr;
 use anyhow::{Result, bail};
 use tofucom as c;
 
-/// Completion of a command is to be reported.
+/// The completion of a command must be reported.
 pub(crate) const TCQ_NOTICE: u64 = 1 << 14;
-/// The target is to be notified.
+/// The target must be notified.
 pub(crate) const REMOTE_NOTICE: u64 = 1 << 2;
-/// The result of a command is to be reported.
+/// The result of a command must be reported.
 pub(crate) const LOCAL_NOTICE: u64 = 1 << 15;
 /// The last bytes become visible last.
 pub(crate) const STRONG_ORDER: u64 = 1;

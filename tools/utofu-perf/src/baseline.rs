@@ -71,8 +71,7 @@ pub(crate) fn word(time: Duration) -> Result<Row> {
     })
 }
 
-/// The number of threads that want a processor, on average over the last minute, if the system
-/// tells.
+/// The load average of the last minute, if the system reports it.
 pub(crate) fn load() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     text.split_whitespace().next()?.parse().ok()

@@ -89,7 +89,7 @@ enum Test {
 #[derive(Serialize)]
 struct Report {
     results: Vec<Row>,
-    /// Load of the machine before and after, if it tells: threads that want a processor.
+    /// Load average of the machine before and after, if it reports that.
     load: [Option<f64>; 2],
     #[serde(skip_serializing_if = "Option::is_none")]
     overhead: Option<Overhead>,

@@ -74,7 +74,7 @@ impl Row {
         }
     }
 
-    /// With the quantiles of a histogram, of whose units a microsecond has so many.
+    /// Adds the quantiles of a histogram with `per_us` units per microsecond.
     pub(crate) fn times(mut self, histogram: &Histogram<u64>, per_us: f64) -> Self {
         let us = |quantile| Some(histogram.value_at_quantile(quantile) as f64 / per_us);
         self.p50_us = us(0.5);
@@ -99,7 +99,7 @@ impl Side {
         let flags = TCQ_NOTICE | LOCAL_NOTICE | REMOTE_NOTICE;
         for (vcq, &peer) in self.vcqs.iter().zip(&self.peers) {
             loop {
-                // A Put to a side that is not ready is dropped, as the local notice tells.
+                // A Put to a side that is not ready is dropped, which the local notice reports.
                 vcq.put8(peer, HELLO, flags)?;
                 complete(vcq)?;
                 match wait("notice of a greeting", || vcq.poll_own_notice()) {
@@ -349,8 +349,8 @@ mod tests {
 
     use super::*;
 
-    /// However late the answering side comes to what it is for: it used to greet, too, and took
-    /// the first message for nothing.
+    /// The answering side may start late. It used to greet, too, and then discarded the first
+    /// message.
     #[test]
     fn earlier_message_is_answered() {
         crate::own_machine();

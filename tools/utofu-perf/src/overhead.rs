@@ -59,10 +59,10 @@ pub(crate) struct Times {
     pub(crate) looks: f64,
 }
 
-/// Something that posts one command, takes its end, and tells how often it has looked.
+/// A function that posts one command, takes its completion, and returns the number of its polls.
 type One = Box<dyn FnMut(u64) -> Result<u64>>;
 
-/// The ends that every command asks for.
+/// The completions that every command requests.
 const FLAGS: u64 = flags::TCQ_NOTICE | flags::LOCAL_MRQ_NOTICE;
 
 /// Measures all ways in turn.
