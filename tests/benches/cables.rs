@@ -1,6 +1,6 @@
 //! Puts over a cable: two shards of a machine in this process, joined by TLS over TCP of this host.
-//! Beside them the transport alone, and a bare TCP connection, each of which sends as many bytes
-//! and waits for an answer.
+//! The baselines are the transport alone, and a bare TCP connection. Each sends as many bytes and
+//! waits for an answer.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

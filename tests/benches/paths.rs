@@ -15,7 +15,7 @@ use tofu_utofu_local::{Generation, LocalMachine, LocalProvider};
 const PUTS: usize = 8;
 const SIZES: [usize; 3] = [16 << 10, 128 << 10, 512 << 10];
 
-/// Which node puts to which: pairs of node indices.
+/// Pairs of node indices: the first one puts to the second one.
 type Pairs = Vec<(usize, usize)>;
 
 struct Sender {

@@ -1,4 +1,4 @@
-//! A few nodes to test with: devices and links without a VM, worked by the test's own thread.
+//! A few nodes for tests: devices and links without a VM, driven by the test's own thread.
 //!
 //! Nothing happens in a [`Cluster`] unless a test waits for it, and its clock only moves
 //! while a test waits, so a test does the same on each run.
@@ -282,7 +282,7 @@ impl Host for Surroundings {
     }
 }
 
-/// One node as the driver's platform sees it.
+/// The driver's platform for one node.
 struct NodeBackend {
     world: Arc<World>,
     node: usize,
@@ -344,7 +344,7 @@ impl Cluster {
         Self::build(shape, 4 << 20, false, generation, links())
     }
 
-    /// A machine with `size` bytes of memory for each node, whose packets go over such links.
+    /// A machine of such links, with `size` bytes of memory for each node.
     pub fn with_links(shape: &str, size: usize, links: Links) -> Self {
         Self::build(shape, size, false, generation(), links)
     }

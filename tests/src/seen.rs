@@ -1,4 +1,4 @@
-//! The live state of a device, as tests look at it.
+//! The live state of a device, for tests.
 
 use tofu_inspect::{Inspect, Query, Value, look};
 

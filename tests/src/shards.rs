@@ -80,7 +80,7 @@ impl<D: Drive> InShards<D> {
         &self.machines[shard]
     }
 
-    /// From now on nothing gets through the cables, which no shard has noticed yet.
+    /// Blocks the cables. No shard has noticed that yet.
     pub fn cut_off(&self) {
         *self.cut.lock().unwrap() = true;
     }

@@ -387,7 +387,8 @@ fn forbidden_commands_are_refused() {
         assert_eq!(a.run(&order).rcode, Rcode::NOT_PERMITTED);
     }
     assert_eq!(a.notices(), [], "a command that was never sent has no notice");
-    // Rights for system packets are not those for raw ones, each kind of which has its own right.
+    // The right for system packets does not include raw packets; each kind of these has a separate
+    // right.
     let with_rights = |mode: CqsMode, tni| {
         let mut queue = cluster.endpoint_with(0, &CqConfig { mode, ..tofu_tests::config(tni, 11) });
         raw.map(|order| queue.run(&order).rcode)

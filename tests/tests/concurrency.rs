@@ -297,8 +297,9 @@ fn commands_are_read_as_posted() {
     }
 }
 
-/// Tables are written while the device looks into them, for memory that others have used before;
-/// and who sees the notice of a command's end sees its data, without another word between the two.
+/// Tables are written while the device reads them, for memory that others have used before. A
+/// thread that sees the notice of a command's end also sees its data, without any other
+/// synchronisation.
 #[test]
 fn promised_tables_and_data_are_there() {
     const COUNT: u64 = 400;

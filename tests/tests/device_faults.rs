@@ -118,7 +118,7 @@ fn late_entry_comes_late_or_when_the_fault_ends() {
 }
 
 /// Each of the first accesses may fail: the command then ends with an error, or its queue stops
-/// with an exception, and a queue that is opened anew works.
+/// with an exception, and a newly opened queue works.
 #[test]
 fn access_that_fails_ends_its_command() {
     start(&machine(), |node, platform| {
@@ -141,8 +141,8 @@ fn access_that_fails_ends_its_command() {
     });
 }
 
-/// With any seed a driver under a device that lies gets errors or wrong results, but comes to an
-/// end.
+/// With any seed, a driver of a device that returns wrong values gets errors or wrong results, but
+/// terminates.
 #[test]
 fn device_that_lies_hangs_no_driver() {
     let some = Ppm::new(200_000).unwrap();

@@ -47,7 +47,7 @@ fn queue_shows_waiting_and_running_commands() {
     let b = cluster.endpoint(1, 0, 0);
     let queue = || see(cluster.icc(0), "tni/0/cq/0");
     assert_eq!(parts(at(&queue(), "waiting")), []);
-    // What is registered, as the tables in memory have it.
+    // The registered memory, according to the tables in memory.
     let of_buffer = see(cluster.icc(0), "tni/0/cq/0/stags/0");
     assert_eq!(at(&of_buffer, "readonly"), &Value::Flag(false), "{of_buffer:?}");
     let block = number(&of_buffer, "block");

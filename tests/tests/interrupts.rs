@@ -95,7 +95,7 @@ fn failed_commands_interrupt_on_request() {
         assert_eq!(read(&a, CqsReg::Irr) & TCQ_WRITE_ACKNOWLEDGE, 0, "this one has not failed");
         write(&a, CqsReg::Irc, u64::MAX);
         fired(&a);
-        // An own address that is not there, which the TCQ entry tells.
+        // A local address that is not mapped, which the TCQ entry reports.
         a.cq.post_and_ring(&Order::put(b.target(), b.at(0), a.at(0).with_stag(9), 8), 0).unwrap();
         assert_eq!(a.cq.wait_tcq(1_000_000).unwrap().rcode, Rcode::STAG_DISABLED);
         read(&a, CqsReg::Irr) & TCQ_WRITE_ACKNOWLEDGE != 0

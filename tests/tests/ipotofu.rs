@@ -127,7 +127,7 @@ fn dropped(cluster: &Cluster, rank: u32) -> u64 {
 /// Memory of nodes that fetch frames.
 const FETCHING: usize = 16 << 20;
 
-/// Two links that fetch long frames from each other, each of which knows that of the other.
+/// Two links that fetch long frames from each other, and know this of each other.
 fn fetching(cluster: &Cluster, text: &str) -> Vec<Node> {
     fetching_by(cluster, text, [0, 1].map(|rank| cluster.device(rank).clone()), false)
 }
@@ -153,7 +153,7 @@ fn fetching_by<P: Platform>(
     nodes
 }
 
-/// A short frame each way, which tells the other end that its sender fetches.
+/// A short frame in each direction, which announces that its sender fetches.
 fn introduce<P: Platform>(cluster: &Cluster, nodes: &mut [Link<P>]) {
     for (from, to) in [(0, 1), (1, 0)] {
         let sent = frame(nodes[from].coords(), nodes[to].mac(), 100, 7);
@@ -477,7 +477,8 @@ fn late_node_does_not_fetch_what_replaced_a_frame() {
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     let mut sent = (0..).map(|n| frame(from, to, 9014, n));
     let nothing = Metadata::default();
-    // One that is in time, and then as many as one node gets at once, which are not.
+    // One query within the rate limit, and then as many as one node may get at a time, beyond the
+    // limit.
     nodes[0].send_offloaded(&nothing, &sent.next().unwrap()).unwrap();
     assert_eq!(settle(&cluster, &mut nodes)[1].len(), 1);
     let late = sent.by_ref().take_while(|sent| nodes[0].send_offloaded(&nothing, sent).is_ok());
@@ -660,7 +661,7 @@ fn frames_go_round_dead_links() {
     }
     assert!(nodes[0].counters().rerouted > 0);
     assert!(nodes.iter().all(|node| node.counters().lost == 0));
-    // Cut off for good.
+    // Permanently cut off.
     for port in [1, 3, 4] {
         cluster.set_link(0, port, false);
     }
@@ -697,7 +698,7 @@ fn dead_board_is_reported_and_avoided() {
     assert!(nodes.iter().all(quiet));
     let dead = [8, 9];
     dead.iter().for_each(|rank| cluster.set_node(*rank, false));
-    // The neighbours of the dead nodes notice when they send to them, and tell the others.
+    // The neighbours of the dead nodes notice when they send to them, and notify the others.
     for (n, node) in nodes.iter_mut().enumerate().filter(|(n, _)| !dead.contains(&(*n as u32))) {
         for to in dead.map(|rank| all[rank as usize]) {
             node.send(&frame(all[n], addr::mac(to), 100, 1)).unwrap();

@@ -1,5 +1,5 @@
 //! A machine with its own threads on modelled links with many errors. All commands that several
-//! queues at both ends post at once are carried out, and carried out once.
+//! queues at both ends post concurrently are carried out exactly once.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,7 +47,7 @@ impl End {
         StagOffset::new(self.cq.cq(), 0, offset as u64)
     }
 
-    /// Some commands at once; all of them are carried out.
+    /// Some concurrent commands; all of them are carried out.
     fn round(&mut self, round: u64, state: &mut u64) {
         let mut posted = Vec::new();
         for n in 0..1 + random(state) as usize % COMMANDS {
@@ -185,8 +185,8 @@ fn link_faults_complete_everything_once() {
     (0..if long { 300 } else { 2 }).for_each(run);
 }
 
-/// The clock on which commands time out waits for the threads that drive the links, however long
-/// the host delays these.
+/// The clock for command timeouts waits for the threads that drive the links, for any delay of
+/// these by the host.
 #[test]
 fn busy_host_times_no_command_out() {
     let shape: Shape = SHAPE.parse().unwrap();
@@ -214,7 +214,7 @@ fn busy_host_times_no_command_out() {
     }
 }
 
-/// Each frame of an answer tells the position of its data in the message, regardless of the padding
+/// Each frame of an answer has the position of its data in the message, regardless of the padding
 /// that was added on the link.
 #[test]
 fn padded_answers_frames_locate_their_data() {

@@ -12,7 +12,7 @@ use tofu_driver::{CqConfig, DmaBuffer, Order};
 use tofu_tests::{Cluster, Endpoint, description, pattern};
 
 const NODES: u32 = 4;
-/// Bytes of a node's memory that the commands work on.
+/// Bytes of a node's memory that the commands use.
 const MEMORY: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +100,7 @@ struct Expected {
     notice: Option<MrqId>,
     /// At the target, if it gets one.
     halfway: Option<MrqId>,
-    /// TLPs, which have their own notice if the command asks for that.
+    /// TLPs, which have separate notices if the command requests that.
     tlps: usize,
     old: Option<u64>,
 }

@@ -506,7 +506,7 @@ fn disabled_tni_or_bus_receives_nothing() {
     assert_eq!(receive(&mut b).unwrap().1, b"3");
     assert_eq!(receive(&mut b), None);
     assert_eq!(tni(&cluster, 1, TniReg::RxNumDiscardSystemTlp), 2);
-    // A reset forgets the queues.
+    // A reset drops the queues.
     cluster.icc(1).reset();
     cluster.icc(1).set_bus_master(true);
     cluster.device(1).tni(TniId::ALL[0]).enable().unwrap();

@@ -1,6 +1,6 @@
-//! A user program that knows queues and registers and nothing of our driver's habits: it writes an
-//! entry with the old flip bit, turns the bit, rings again and again while it waits, and never
-//! reports how far it has read.
+//! A user program that uses queues and registers correctly, but unlike our driver: it writes an
+//! entry with the old flip bit and then flips the bit, rings the doorbell repeatedly while it
+//! waits, and never reports its read position.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};

@@ -17,7 +17,7 @@ fn pair() -> (Cluster, Endpoint, Endpoint) {
     (cluster, a, b)
 }
 
-/// Both ways by which doorbells arrive.
+/// Both kinds of doorbells.
 fn both_ways() -> impl Iterator<Item = (Cluster, Endpoint, Endpoint)> {
     [Cluster::new, Cluster::polled].into_iter().map(|make| {
         let cluster = make("1x1x1x2x1x1");
@@ -232,7 +232,7 @@ fn held_entries_come_by_time_or_line() {
     assert_eq!(a.ids(), [MrqId::PutLast; 8]);
     while a.cq.poll_tcq().is_some() {}
 
-    // A command that asks for an interrupt is not held back.
+    // A command that requests an interrupt is not held back.
     a.cq.post_and_ring(&Order::nop().interrupt(), 9).unwrap();
     cluster.settle();
     assert_eq!(a.cq.poll_tcq().unwrap().cookie, 9);
@@ -397,7 +397,7 @@ fn closing_forgets_what_was_under_way() {
     cluster.settle();
     a.cq.close().unwrap();
     cluster.lose_answers(false);
-    // The next owner of the queue hears nothing of its predecessor's commands.
+    // The next owner of the queue gets nothing of its predecessor's commands.
     let mut a = cluster.endpoint(0, 0, 0);
     assert_eq!(a.run(&Order::nop()).rcode, Rcode::SUCCESS);
     cluster.pass(1_000_000_000);

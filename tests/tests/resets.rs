@@ -38,7 +38,7 @@ fn set_bus_master(node: &Node, on: bool) {
 }
 
 fn open(device: &Device<InProcess>, buffer: &Arc<Buffer>) -> Cq<InProcess> {
-    // Completions are looked for: none of these commands asks for an interrupt.
+    // Completions are polled: none of these commands requests an interrupt.
     let config = CqConfig::new(TniId::ALL[0], CqId::ALL[0]);
     let config = CqConfig { interrupts: CqsIrqs::NONE, ..config };
     let mut cq = Cq::open(device, &config).unwrap();
@@ -75,7 +75,7 @@ fn is_quiet(buffer: &Buffer) -> bool {
     })
 }
 
-/// Sends to a disturbed node and to another one, whose memory is `theirs`, until it is to stop.
+/// Sends to a disturbed node and to another one, whose memory is `theirs`, until it is stopped.
 fn disturbed(
     cq: &mut Cq<InProcess>,
     [own, theirs]: [&Buffer; 2],

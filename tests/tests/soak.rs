@@ -1,6 +1,6 @@
 //! Links, nodes and boards fail and are repaired by random schedules, while 48 nodes put to each
-//! other, send frames of IP over Tofu and meet in barriers. All of it is in the test's own thread
-//! and on its clock: a seed does the same each time.
+//! other, send frames of IP over Tofu and meet in barriers. Everything runs in the test's own
+//! thread and on its clock, so a seed gives the same run each time.
 
 #[allow(dead_code)]
 #[path = "barrier/group.rs"]

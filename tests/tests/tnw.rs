@@ -665,9 +665,9 @@ fn cables_refuse_units_that_no_shard_sends() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Messages of several channels whose packets are sent in any order among the channels, by
-    /// registers or by windows that are memory, over links that lose, damage, repeat and reorder:
-    /// the same bytes, in the same order.
+    /// Messages of several channels, whose packets are interleaved in any order, are sent through
+    /// registers or through windows in memory, over links that lose, damage, repeat and reorder.
+    /// They arrive with the same bytes in the same order.
     #[test]
     fn interleavings_keep_the_bytes(
         lengths in prop::collection::vec((0..3usize, 1..2000usize), 1..8),

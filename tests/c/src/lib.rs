@@ -1,8 +1,8 @@
 //! Builds C programs against the installed headers and shared libraries, as a user would, and runs
 //! them: for the tests of the C libraries, and of the command with programs that use them.
 //!
-//! A test needs the library's crate as a dependency, so that cargo builds the shared library. What
-//! this host cannot do is skipped, with a line `SKIP test: reason`.
+//! A test needs the library's crate as a dependency, so that cargo builds the shared library. Tests
+//! that this host cannot run are skipped, with a line `SKIP test: reason`.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;

@@ -11,7 +11,7 @@ use tofu_sync::queue::{WhenFull, queue};
 /// Bytes of the queue that messages of programs wait in.
 const QUEUE: usize = 1 << 10;
 
-/// Runs one input. Its first byte says who sends the rest.
+/// Runs one input. Its first byte selects the sender of the rest.
 pub fn run(data: &[u8]) {
     let Some((first, data)) = data.split_first() else { return };
     match first % 2 {
@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The messages in a stream, each of which can be sent as it is.
+/// The messages in a stream. Each can be sent unchanged.
 fn read<T: Serialize + DeserializeOwned + PartialEq>(data: &[u8]) -> Vec<T> {
     let mut reader = FrameReader::new(data);
     let mut messages = Vec::new();

@@ -90,7 +90,7 @@ pub fn run(data: &[u8]) {
         }
     }
     bench.memory.assert_unchanged(&before, &ALLOWED);
-    // The device still stops when told to, and then releases its memory.
+    // The device still stops on request, and then releases its memory.
     bench.requests.clear();
     bench.icc.set_bus_master(false);
     bench.icc.reset();
@@ -160,7 +160,7 @@ impl Bench {
                 let port = Port::from_index(u.int_in_range(0..=9)?);
                 self.icc.router_event(port, DiscardReason::LinkDown);
             }
-            // What the guest writes to its page meanwhile.
+            // A write of the guest to its page in between.
             5 => {
                 self.write_page(u)?;
             }

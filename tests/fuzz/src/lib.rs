@@ -1,8 +1,8 @@
 //! The work of the fuzz targets, apart from the engine that feeds them.
 //!
-//! Each target turns bytes into what a guest or a peer may do to a device, and panics when the
-//! device breaks a promise: it answers and keeps working, it changes no memory that it was not told
-//! to, and other nodes are not affected. Any bytes are a valid input.
+//! Each target turns bytes into actions of a guest or a peer on a device, and panics when the
+//! device breaks a promise: it answers and keeps working, it changes no memory except as commanded,
+//! and other nodes are not affected. Any bytes are a valid input.
 #![forbid(unsafe_code)]
 
 pub mod agent;

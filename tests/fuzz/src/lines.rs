@@ -10,7 +10,7 @@ use tofu_control::protocol::{Reply, Request};
 /// The most bytes of a line.
 const MOST: usize = 1 << 10;
 
-/// Runs one input. Its first byte says who sends the rest.
+/// Runs one input. Its first byte selects the sender of the rest.
 pub fn run(data: &[u8]) {
     let Some((first, data)) = data.split_first() else { return };
     match first % 2 {

@@ -178,7 +178,7 @@ fn drive(u: &mut Unstructured<'_>, task: &mut dyn Task, now_ns: &mut u64) -> Res
         if u.is_empty() {
             break;
         }
-        // All messages that it wants to send, of which there must be an end.
+        // All messages that it wants to send; their number must be finite.
         let mut said = 0;
         loop {
             match task.poll(*now_ns) {

@@ -72,7 +72,7 @@ fn act(world: &World, u: &mut Unstructured<'_>) -> Result<()> {
         }
         12 => world.allow_dma(node),
         13 => world.machine.advance(u.arbitrary::<u32>()?.into()),
-        // What the guest writes to its own memory.
+        // Writes of the guest to its own memory.
         14 => {
             let at = LOW + u64::from(u.arbitrary::<u32>()?) % (LOW_SIZE as u64 - 32);
             let at = if choice & 0x40 == 0 { TOQ + (at & 0x3ff) } else { at };

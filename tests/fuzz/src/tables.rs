@@ -193,7 +193,7 @@ fn command(
     let aligned =
         there.ranges.len() == 1 && there.ranges[0].start.is_multiple_of(length.max(1).into());
     let possible = there.complete && here.complete && (!atomic || aligned);
-    // Every command that is sent has one notice: none asks for a notice at the target or for each
+    // Every command that is sent has one notice: none requests a notice at the target or for each
     // TLP.
     let notice = MrqWord0(world.memory[0].word(MRQ + notices * MRQ_ENTRY_SIZE as u64));
     assert!(notice.flip(), "a command has no notice");

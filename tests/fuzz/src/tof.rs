@@ -77,7 +77,7 @@ fn alloc_stag(u: &mut Unstructured<'_>, page: u64) -> Result<()> {
     let (Some(wanted), Some(span)) = (a.wanted(), Span::new(&a, page)) else { return Ok(()) };
     pages_fit(a.va, a.len, page);
     let (start, end) = span.range();
-    // A table of the device's smallest pages of all that can be pinned has to be possible.
+    // A table for the largest pinned memory, in the device's smallest pages, must be possible.
     assert!(start < end && end - span.first(false) <= 1 << 40, "{span:?}");
     let stag = wanted.unwrap_or(SPECIAL_STAGS);
     assert!(wanted.is_none_or(|stag| stag < SPECIAL_STAGS));
@@ -86,8 +86,8 @@ fn alloc_stag(u: &mut Unstructured<'_>, page: u64) -> Result<()> {
     for is_range in [false, true] {
         let first = span.first(is_range);
         let size = if is_range { span.range_page() } else { PageSize::Size4K };
-        // What the device's table begins with is not behind what the STag begins with, which the
-        // entry says in units of 256 bytes.
+        // The device's table does not begin after the STag, whose start the entry has in units of
+        // 256 bytes.
         let mbva = span.origin(stag).checked_sub(first).expect("the table holds the memory");
         assert!(first % size.bytes() == 0 && first <= start && mbva % 256 == 0);
         let bytes = (end - first).checked_sub(mbva).expect("and what the STag names");

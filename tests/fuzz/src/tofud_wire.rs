@@ -20,7 +20,7 @@ use tofud::{Refused, Server, SharedDevice, Source};
 const PROCESSES: usize = 4;
 const MOST: usize = 64;
 
-/// A device of which nothing is used.
+/// A device that is not used.
 struct Device(File);
 
 struct Fake;

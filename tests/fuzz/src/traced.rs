@@ -21,7 +21,7 @@ pub struct Traced {
     pub reasons: Vec<Reason>,
     /// Commands of all nodes that the devices have counted as ended.
     pub ended: u64,
-    /// Records that were lost for lack of room.
+    /// Records that were lost because the buffer was full.
     pub lost: u64,
 }
 

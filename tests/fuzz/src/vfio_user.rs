@@ -27,7 +27,7 @@ use tofu_vfio_user::{Backing, ClientMemory, ClientPages, Limits, Server};
 
 /// Bytes of the files that a client maps.
 const FILE: u64 = 0x1_0000;
-/// Where the bystander has its memory.
+/// The address of the bystander's memory.
 const BYSTANDER: u64 = 0x1000;
 /// The most bytes of a body, except where its length is given wrongly.
 const BODY: usize = 256;
@@ -167,7 +167,7 @@ fn send_and_drain(
     let mut sent = 0;
     while sent < bytes.len() {
         let pieces = [IoSlice::new(&bytes[sent..])];
-        // Descriptors go with the first byte.
+        // Descriptors are sent with the first byte.
         let result = if sent == 0 {
             sendmsg(&*client, &pieces, &mut control, SendFlags::NOSIGNAL)
         } else {

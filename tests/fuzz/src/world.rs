@@ -19,8 +19,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 /// Memory that tables can name, at [`LOW`]: tables and data.
 pub(crate) const LOW: u64 = 0x10_0000;
 pub(crate) const LOW_SIZE: usize = 0x4_0000;
-/// Memory beyond the 40 bits of an address in a table: queues. So no command, however its tables
-/// look, can write to the queue that it came from.
+/// Memory beyond the 40 bits of an address in a table: queues. So no command, with any tables, can
+/// write to its own queue.
 pub(crate) const HIGH: u64 = 1 << 41;
 pub(crate) const HIGH_SIZE: usize = 0x3_0000;
 
@@ -247,8 +247,8 @@ pub(crate) fn generation() -> Generation {
 }
 
 impl World {
-    /// All nodes are on the bus and may do DMA; the bystanders have a queue each, which talks to
-    /// its own X alone.
+    /// All nodes are on the bus and may do DMA. Each bystander has a queue that communicates only
+    /// within its own X.
     pub(crate) fn new() -> Self {
         let shape = "2x1x1x2x1x1".parse().expect("a shape within the limits");
         let config = MachineConfig::of(generation(), shape);

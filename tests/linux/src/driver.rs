@@ -199,7 +199,7 @@ impl Nodes {
     /// A program that uses the public API only, between two nodes and on one.
     #[track_caller]
     pub fn foreign_program(&self) {
-        // The last two queues that are not the kernel's.
+        // The last two queues for users.
         let last = self.generation.description().user_cqs() - 1;
         let [sends, serves] = [last - 1, last].map(|cq| cq.to_string());
         for (server, bytes) in [("1", "3000001"), ("1", "100"), ("0", "70000")] {

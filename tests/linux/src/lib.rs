@@ -1,9 +1,9 @@
 //! Runs the built `tofu` command for tests of machines with Linux nodes.
 //!
-//! The command is the one that the environment variable `TOFU` names, else the release build in
-//! cargo's target folder. A test runs in a [`Place`]: its own run directory, and the processor
-//! for itself, because guests are emulated on most hosts. [`Place::new`] skips a test that this
-//! host cannot run, with a line `SKIP test: reason`.
+//! The command is that of the environment variable `TOFU`, or else the release build in cargo's
+//! target folder. A test runs in a [`Place`]: its own run directory, and the processor for itself,
+//! because guests are emulated on most hosts. [`Place::new`] skips a test that this host cannot
+//! run, with a line `SKIP test: reason`.
 #![forbid(unsafe_code)]
 
 pub mod driver;
@@ -484,7 +484,7 @@ impl Running {
                 None if Instant::now() > end => break None,
                 None => {}
             }
-            // Its lines are read meanwhile, because it must not block on a full pipe.
+            // Its lines are read while it runs, because it must not block on a full pipe.
             match self.lines.recv_timeout(Duration::from_millis(5)) {
                 Ok(line) => self.seen.push_str(&line),
                 Err(RecvTimeoutError::Timeout) => {}

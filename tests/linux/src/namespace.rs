@@ -1,5 +1,5 @@
-//! Network namespaces, in which interfaces, routes and rules can be changed without changing the
-//! host's.
+//! Network namespaces, in which interfaces, routes and rules can be changed without effects on the
+//! host.
 
 use std::fs::File;
 use std::os::fd::AsFd;

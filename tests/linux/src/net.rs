@@ -40,7 +40,7 @@ pub fn forward(place: &Place, node: &str) -> (Running, u16) {
 /// So many MiB of random bytes arrive by TCP unchanged, at a node and its address.
 #[track_caller]
 pub fn streams(place: &Place, from: usize, (to, address): (usize, &str), mib: u32) {
-    // The listener must not see the end of its input, or it ends too early.
+    // The listener must not get the end of its input, or it ends too early.
     let listen =
         "rm -f /tmp/got; (sleep 60 | nc -l -p 5002 >/tmp/got) </dev/null >/dev/null 2>&1 &";
     place.shell(to, listen);
@@ -197,7 +197,7 @@ impl Net {
         );
         let names = self.place.exec_all(&["hostname"]);
         for (rank, name) in names.iter().enumerate() {
-            // Each line has its node in front.
+            // Each line begins with its node.
             let name = name.split_whitespace().last().unwrap_or_default();
             let line = format!("rank {rank} of {} on {name}", self.nodes);
             assert!(said.lines().any(|other| other == line), "{line}: {said}");

@@ -117,7 +117,7 @@ fn nodes_are_taken_in_turn(place: &Place) {
     nodes_are_shared(place);
 }
 
-/// Jobs share nodes, and run at once, only where there are not enough for each.
+/// Jobs share nodes only if there are not enough for all.
 fn nodes_are_shared(place: &Place) {
     let half = [(); 2].map(|()| {
         let mut job = start(place, &["-n", "2"]);

@@ -1,7 +1,7 @@
-//! Linux nodes with Fugaku's processor: what they see of the device, the shipped programs, IP,
-//! programs that were compiled with the SDK, and what is refused. With `TOFU_LONG` in the
-//! environment also Debian's packages for them, MPI, the kernel driver with pages of each size, the
-//! tests of the uTofu library, and twelve nodes.
+//! Linux nodes with Fugaku's processor: the device, the shipped programs, IP, programs that were
+//! compiled with the SDK, and refused options. With `TOFU_LONG` in the environment also Debian's
+//! packages for them, MPI, the kernel driver with pages of each size, the tests of the uTofu
+//! library, and twelve nodes.
 
 use std::fs;
 use std::net::TcpStream;
@@ -138,7 +138,7 @@ fn driver_works_with_64_kib_pages() {
     the_driver("driver_works_with_64_kib_pages", ("driver", "a64fx", 64));
 }
 
-/// The driver's own tests, and all that nodes do with it, by a kernel whose pages have this size.
+/// The driver's own tests, and all uses of the driver by nodes, with a kernel of this page size.
 fn the_driver(test: &str, (kernel, cpu, kib): (&str, &str, u32)) {
     let Some(place) = long(test) else { return };
     let Some(sdk) = Sdk::arm64(&place, test, &[]) else { return };
@@ -339,7 +339,7 @@ fn both_kinds(place: &Place) {
     let arch = |node: usize| ps[0]["nodes"][node]["arch"].as_str();
     assert_eq!((arch(0), arch(1)), (Some("x86-64"), Some("arm64")));
     place.all_pairs(2, 2);
-    // Integers, floating-point numbers and bits, of which each node knows the result.
+    // Integers, floating-point numbers and bits with results that each node knows.
     let lines = place.exec_all(&["allreduce", "rounds=3"]);
     let right = |line: &&String| line.contains("all operations verified 3 times");
     assert_eq!(lines.iter().filter(right).count(), 2, "{lines:?}");

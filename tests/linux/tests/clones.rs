@@ -108,7 +108,7 @@ fn clones_differ_in_identity_alone() {
     place.run(&["restart", "1"]).ok();
     assert_eq!(place.shell(1, "ls /tmp; hostname"), "t-1-0-0-0-0-0\n");
     place.all_pairs(2, 1);
-    // Its memory, to which devices write, is no clone's.
+    // Clones do not share its memory, to which devices write.
     assert_eq!(sum(&made), before);
     down(&place);
     place.is_clean();
@@ -142,7 +142,7 @@ fn unfit_templates_make_nodes_boot() {
     // As long as it was, but of no QEMU.
     change("state", &|bytes| bytes.fill(0));
     works(true);
-    // One that was cut off is made anew.
+    // A truncated template is made again.
     let damaged = modified();
     change("state", &|bytes| bytes.truncate(1000));
     works(false);

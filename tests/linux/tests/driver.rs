@@ -75,8 +75,8 @@ fn utofu_programs(nodes: &Nodes) {
         nodes.sdk.compile(&source, &["-ltofucom", "-ltofutop", "-lpthread"]);
         assert_eq!(nodes.job(&["-n", "2", &format!("./{name}")], PATIENCE), expected, "{name}");
     }
-    // Many processes: uncounted ones, as many as there are queues; then those of two nodes, of
-    // which one is killed again and again in the middle of large Puts.
+    // Many processes: uncounted ones, as many as there are queues; then those of two nodes, where
+    // one is killed repeatedly in the middle of large Puts.
     nodes.sdk.compile("programs/processes.c", &["-ltofucom"]);
     let job = ["-n", "1", "--no-prefix", "./processes", "many", "11", "20"];
     let mut expected: Vec<_> = (0..11).map(|n| format!("process {n}: 20 rounds")).collect();
@@ -112,7 +112,7 @@ fn utofu_tests(nodes: &Nodes) {
         let out = nodes.job(&job, 2 * PATIENCE);
         assert_eq!(out, sorted(&expected), "{name}");
     }
-    // Through the kernel driver there are no interrupts, and it is said at once.
+    // The kernel driver gives no interrupts, which is reported immediately.
     utofu_test(nodes, "wait");
     assert_eq!(nodes.job(&["-n", "1", "--no-prefix", "./wait"], PATIENCE), ["no interrupts"]);
     // Arbitrary calls, of all functions. The program checks memory and return codes.
@@ -142,7 +142,7 @@ fn utofu_barriers(nodes: &Nodes) {
     assert_eq!(nodes.job(&["-n", "4", "./barriers", "take"], PATIENCE), expected);
 }
 
-/// A process learns of a reset of its device from its next polls, and starts over; tofu0 does so by
+/// A process gets the reset of its device from its next polls, and starts over; tofu0 recovers by
 /// itself. A forked child has its own queues.
 fn utofu_resets_and_forks(nodes: &Nodes) {
     let waits = nodes.sdk.command(&nodes.place, &["run", "-n", "2", "./barriers", "reset"]);
@@ -170,9 +170,9 @@ const CONFIGURE: &str = "put() { printf \"$2\" | \
                              dd of=$D/config bs=1 seek=$1 count=1 conv=notrunc; }; \
                          power() { put 68 $1; }; flr() { put 89 '\\250'; }";
 
-/// Changes of the device of which the kernel knows nothing are found out: a process learns that its
-/// queue is lost, `health` tells the state, and afterwards all works again. None of them leaves a
-/// process waiting.
+/// Changes of the device without the kernel's knowledge are detected: a process finds that its
+/// queue is lost, `health` has the state, and afterwards everything works again. None of them
+/// leaves a process waiting.
 #[test]
 fn changes_that_nothing_tells_of_are_found() {
     const TEST: &str = "changes_that_nothing_tells_of_are_found";
@@ -191,7 +191,7 @@ fn changes_that_nothing_tells_of_are_found() {
     let fault = |faults| place.run(&["fault", "device", "0", faults]).ok();
     let configure = |script| place.shell(0, &format!("{FOLDER}; {CONFIGURE}; {script}"));
     for change in ["gone", "removed", "D3hot", "flr"] {
-        // What the device keeps for itself when it is gone counts as leaked.
+        // Memory that a device keeps when it is gone counts as leaked.
         if ["gone", "removed"].contains(&change) && image().contains("debug") {
             continue;
         }
@@ -240,7 +240,7 @@ fn changes_that_nothing_tells_of_are_found() {
     place.is_clean();
 }
 
-/// `utofu-perf` between the nodes prints all the figures that it is asked for.
+/// `utofu-perf` between the nodes prints all requested figures.
 fn utofu_perf(nodes: &Nodes) {
     let built = std::env::current_exe().unwrap();
     let program: PathBuf = built.ancestors().nth(2).unwrap().join("utofu-perf");

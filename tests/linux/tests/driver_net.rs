@@ -26,7 +26,7 @@ append = "tofu.queues=2 CHECKS"
 
 /// IPv4 addresses of the nodes.
 const ADDRESSES: [&str; 3] = ["10.0.0.1", "10.1.0.1", "10.2.0.1"];
-/// Nodes whose interface is the driver's.
+/// Nodes with the driver's interface.
 const DRIVER: [usize; 2] = [0, 2];
 
 /// An echo of so many bytes comes back.
@@ -110,8 +110,8 @@ fn queues_are_used(place: &Place) {
     panic!("twelve connections, and all by one queue: packets before {before:?}, after {now:?}");
 }
 
-/// TCP hands over frames beyond 64 KiB, which go as they are between nodes with the driver, and in
-/// parts to the other one, to which segments would be many.
+/// TCP sends frames beyond 64 KiB. They are not segmented between nodes with the driver, and are
+/// sent to the other node in parts, because single segments would be too many.
 fn longer_frames(place: &Place) {
     for node in DRIVER {
         place.shell(node, "/tmp/net longest 65536");

@@ -84,7 +84,7 @@ fn are_reached(test: &str, place: &Place, driver: &[&str]) {
     }
 
     if let Some((host, world)) = &spaces {
-        // By the host's interface, both nodes at once.
+        // Through the host's interface, to both nodes at the same time.
         host.inside(|| {
             thread::scope(|scope| {
                 for address in NODES {

@@ -90,7 +90,7 @@ impl<'a> Machine<'a> {
         self.is_small(what);
     }
 
-    /// Boots node 0 anew.
+    /// Reboots node 0.
     #[track_caller]
     fn restart(&self) {
         self.place.run(&["restart", "0"]).ok();
@@ -306,7 +306,7 @@ fn endless_qemu_output_costs_nothing() {
     place.is_clean();
 }
 
-/// A shard that hears nothing.
+/// A shard without any connection.
 struct Deaf;
 
 impl Receive for Deaf {

@@ -156,7 +156,7 @@ fn bad_input(net: &Net, count: u32) {
     assert!(more(&SPOOFED) >= u64::from(2 * count), "{}", detail());
 }
 
-/// A counter, wherever it is.
+/// A counter, in any of the places for counters.
 #[track_caller]
 fn find(counters: &Value, name: &str) -> u64 {
     fn search(value: &Value, name: &str) -> Option<u64> {
@@ -229,8 +229,7 @@ fn networks(net: &Net) {
     macvlan(net);
 }
 
-/// A macvlan has its own hardware address, so its frames are dropped where they arrive, and
-/// counted there.
+/// A macvlan has its own hardware address, so its frames are dropped and counted at the receiver.
 fn macvlan(net: &Net) {
     let spoofed = || {
         let said: Value = net.shell(1, "tofu-net stats --json").parse().unwrap();
@@ -379,8 +378,8 @@ fn streams_survive_each_boards_failure() {
 
 /// `ports` are those of the first node that have links.
 fn all_to_all(net: &Net, test: &str, nodes: usize, ports: &[&str], rounds: usize) {
-    // Each node hears every other one by multicasts of both versions of IP and by broadcasts, each
-    // exactly once, and gets back the datagrams that it sends to each.
+    // Each node receives the multicasts (of both versions of IP) and broadcasts of every other
+    // node, each exactly once, and gets back the datagrams that it sends to each.
     let everybody: Vec<Running> =
         (0..nodes).map(|node| net.begin(node, &["meet", &nodes.to_string(), "200"])).collect();
     for (node, told) in everybody.into_iter().enumerate() {
@@ -390,8 +389,8 @@ fn all_to_all(net: &Net, test: &str, nodes: usize, ports: &[&str], rounds: usize
         }
         assert_eq!((&said["twice"], &said["wrong"]), (&0.into(), &0.into()), "node {node}: {said}");
     }
-    // Connections from one corner to the other, both ways at once, while links of the first node go
-    // down one after another and come up again. There is a way at all times.
+    // Connections from one corner to the other, in both directions, while links of the first node
+    // go down one after another and come up again. There is always a path.
     net.stream(0, nodes - 1, 2 << 20, |client| {
         for round in 0..rounds {
             let port = ports[round % ports.len()];

@@ -51,7 +51,7 @@ fn nfs(net: &Net) {
     assert_eq!(sum(&net.shell(1, "sha256sum /srv/share/big")), sum(&said));
 }
 
-/// A job of uTofu whose ranks check every byte that they put into each other's memory, for as
+/// A job of uTofu whose ranks check every byte that they put into each other's memory. It runs as
 /// long as `meanwhile`, which uses IP between the same nodes.
 fn beside_rdma(net: &Net, sdk: &Sdk, meanwhile: impl FnOnce()) {
     sdk.compile("programs/rdma.c", &["-ltofucom", "-ltofutop", "-lpthread"]);
@@ -70,7 +70,7 @@ fn beside_rdma(net: &Net, sdk: &Sdk, meanwhile: impl FnOnce()) {
     net.shell(0, &format!("rm {stop}"));
 }
 
-/// The results of a bandwidth test by TCP, both ways at once, in bit/s.
+/// The results of a bandwidth test by TCP, in both directions at the same time, in bit/s.
 fn iperf(net: &Net, seconds: u32) -> [f64; 2] {
     let said = net.shell_for(0, &format!("iperf3 --json --bidir -c n1 -t {seconds}"), LONG);
     let said: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{said}: {error}"));

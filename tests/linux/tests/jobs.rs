@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, interrupt, kill, sorted};
 
-/// A place with programs and all that compiling them needs.
+/// A place with programs and everything to compile them.
 struct Job {
     place: Place,
     sdk: Sdk,
@@ -162,7 +162,7 @@ fn jobs_and_their_ends(job: &Job) {
     assert_eq!(running.end(MOMENT).code, Some(130));
     job.nodes_are_clean();
 
-    // What does not fit this machine.
+    // Jobs that do not fit this machine.
     let error = job.run(&["-n", "97", "./ring"]).error();
     assert!(error.contains("97 ranks are too many: the machine has 2 Linux nodes"), "{error}");
     let error = job.run(&["--map", "4x3", "./ring"]).error();
@@ -270,7 +270,7 @@ fn script_on_machine(job: &Job) {
     job.nodes_are_clean();
 }
 
-/// Ranks know who they are, and have the variables that the job names.
+/// Ranks have their numbers, and the variables of the job.
 fn environments(job: &Job) {
     let environment = ["--env", "GIVEN=x y", "./ranks", "environment"];
     let said = job.run(&[&["-n", "3"], environment.as_slice()].concat());
@@ -301,7 +301,7 @@ fn libraries_stay(job: &Job) {
         names.lines().map(str::to_owned).collect::<Vec<_>>()
     };
     let before = sets();
-    // The host's, and ours.
+    // The host's and ours.
     assert_eq!(before.len(), 2, "{before:?}");
     job.run(&["-n", "1", "./ring"]).ok();
     assert_eq!(sets(), before);

@@ -1,4 +1,4 @@
-//! The device as stock kernels and other people's programs see it.
+//! The device with stock kernels and third-party programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -50,7 +50,7 @@ fn selftests_of_vfio() {
     let Some(place) = Place::new(TEST, Image::Newest) else { return };
     let Some(programs) = vfio_selftests(TEST) else { return };
     let image = ["--image", Image::Newest.name(), "--shape", "1x1x1x1x1x1"];
-    // The device is theirs alone.
+    // They have exclusive use of the device.
     place.up(&[&image[..], &["--append", "tofu.net=off"]].concat());
     let slot = slot(&place);
     place.exec("0", &["tofu-guest", "bind"]).ok();

@@ -27,7 +27,7 @@ fn killed_janitor_leaves_nothing() {
     place.up(&[]);
     let first = machine(&place);
     kill(janitor(first));
-    // It keeps running, and goes down like any other.
+    // It keeps running, and can be taken down as usual.
     assert_eq!(place.exec("1", &["echo", "on"]).ok(), "on\n");
     place.run(&["down"]).ok();
     place.is_clean();

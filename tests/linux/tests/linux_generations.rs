@@ -1,9 +1,8 @@
-//! Linux nodes of the generations before Fugaku: what they see of the device, with the kernel
-//! driver and by VFIO, and how programs, jobs and IP work there. All other tests use Fugaku's
-//! nodes.
+//! Linux nodes of the generations before Fugaku: the device, with the kernel driver and by VFIO,
+//! and programs, jobs and IP. All other tests use Fugaku's nodes.
 //!
-//! With TOFU_LONG in the environment, FX10 is tested, too, which to its nodes is a K computer
-//! except for the bus, and machines whose nodes are all of one kind.
+//! With TOFU_LONG in the environment, FX10 is tested, too, which differs from the K computer only
+//! in the bus; and machines whose nodes are all of one kind.
 
 use std::fs;
 
@@ -170,7 +169,7 @@ fn answers(place: &Place, from: &str, to: &str) {
     assert!(said.contains(" 0% packet loss"), "{said}");
 }
 
-/// The device as a node without the driver sees it, by the kernel and the tools.
+/// The device in a node without the driver, according to the kernel and the tools.
 #[track_caller]
 fn device(place: &Place, node: &str, generation: Generation) {
     let Description { device_id, tnis, cqs, .. } = *generation.description();
@@ -191,7 +190,7 @@ fn self_test(place: &Place, node: &str) {
     assert_eq!(result["ok"], true, "{result}");
 }
 
-/// Programs that use the device exclusively, on both nodes at once.
+/// Programs that use the device exclusively, on both nodes at the same time.
 #[track_caller]
 fn programs(place: &Place) {
     place.all_pairs(2, 2);

@@ -69,7 +69,7 @@ fn linux_nodes_of_two_shards_are_one_machine() {
     place.run(&["cp", "1:/tmp/file", &back]).ok();
     assert!(std::fs::read(Path::new(&back)).unwrap() == vec![42; 1 << 20]);
 
-    // Puts and Gets between them, IP over Tofu, and a job asked for at either shard.
+    // Puts and Gets between them, IP over Tofu, and a job submitted at either shard.
     place.all_pairs(2, 2);
     // The interface is back a moment after the programs have released the device.
     let ping = "for i in $(seq 60); do ping -c 2 -W 60 10.0.0.1 && exit; sleep 1; done; exit 1";

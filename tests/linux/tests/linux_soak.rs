@@ -47,8 +47,8 @@ impl Broken<'_> {
     }
 }
 
-/// A load that begins anew whenever it has ended, as it should, and all is well: a job would not
-/// get its nodes otherwise.
+/// A load that restarts whenever it has ended as it should and all nodes work. Otherwise a job
+/// would not get its nodes.
 struct Load<'a> {
     begin: Box<dyn Fn() -> Vec<Running> + 'a>,
     check: Box<dyn Fn(Vec<String>) + 'a>,
@@ -101,7 +101,7 @@ fn linux_nodes_lose_nothing_unreported() {
     let rounds = std::env::var("TOFU_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     let seed = std::env::var("TOFU_SEED").map_or(1, |seed| seed.parse().unwrap());
     soak(&net, &sdk, (seed, rounds), sdk.add_mpi(&net.place, TEST));
-    // A board that goes with its guest, and comes back with another one.
+    // A board that fails with its guest, and recovers with another one.
     net.place.run(&["board", "down", "4"]).ok();
     net.place.run_for(&["board", "up", "4"], LONG, b"").ok();
     let said = net.shell(0, "ping -c 3 -i 0.2 -w 20 n4");
@@ -149,7 +149,7 @@ fn soak(net: &Net, sdk: &Sdk, (seed, rounds): (u64, u32), with_mpi: bool) {
             loads.iter_mut().for_each(|load| load.look_after(false));
         }
         broken.down.repairs().into_iter().for_each(|change| broken.apply(change));
-        // As long as a stream may take to find out that it can go on.
+        // The longest time for a stream to notice that it can continue.
         for _ in 0..10 {
             sleep(Duration::from_secs(1));
             loads.iter_mut().for_each(|load| load.look_after(true));
@@ -175,8 +175,8 @@ fn check_counters(net: &Net, seed: u64) {
             assert_eq!(count(of, name), 0, "seed {seed}: {of}");
         }
     }
-    // A frame that is fetched after its sender has given that up may be another one by then, and
-    // its sum tells.
+    // A frame that is fetched after its sender's timeout may have been replaced by another one,
+    // which the checksum detects.
     let [damaged, late] = ["damaged", "rendezvous_timed_out"]
         .map(|name| counters.iter().map(|of| count(of, name)).sum::<u64>());
     assert!(damaged <= late, "seed {seed}: {counters:?}");

@@ -1,5 +1,5 @@
-//! Linux nodes with devices of TNW: what they see of the device, what the programs do with it by
-//! VFIO, and jobs of C programs with `tnw.h`.
+//! Linux nodes with devices of TNW: the device itself, programs that use it by VFIO, and jobs of C
+//! programs with `tnw.h`.
 
 use serde_json::json;
 use tofu_linux_tests::sdk::{Sdk, has_compiler};

@@ -62,7 +62,7 @@ fn qemu() {
     command.env("TOFU_QEMU", &fake).env("TOFU_CACHE", place.path().join("cache"));
     let error = Running::start(command, b"").end(MOMENT).error();
     assert!(error.contains(&fake), "{error}");
-    // What a user has got wrong is said before a QEMU is looked for, or fetched.
+    // Mistakes of a user are reported before a QEMU is searched for, or fetched.
     for (args, expected) in [
         (&["--driver", "tofu"][..], "--driver tofu: there is no image with tofu.ko"),
         (&["--image", "none"], "image none: there is none"),

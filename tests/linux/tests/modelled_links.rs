@@ -1,6 +1,5 @@
 //! Two Linux nodes on a modelled link. One lane is dead, the other one has bit errors, and DLLPs
-//! are lost. uTofu processes and IP work as over any other link, and counters tell what has
-//! happened.
+//! are lost. uTofu processes and IP work as over any other link, and counters show the events.
 
 use tofu_linux_tests::net::streams;
 use tofu_linux_tests::sdk::{Sdk, has_compiler};

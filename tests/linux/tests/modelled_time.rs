@@ -1,4 +1,5 @@
-//! Linux nodes in modelled time: time stops where it is to, and where a debugger holds a node.
+//! Linux nodes in modelled time: time stops at the requested time, and while a debugger holds a
+//! node.
 
 use std::time::Duration;
 use std::{fs, thread};
@@ -98,7 +99,7 @@ fn a_replay_stops_at_the_same_state() {
     let (at, text, seen) = &first;
     assert!(text.contains(&format!("as node 0 has started command {number} at ")), "{text}");
     assert!(seen[0].ends_with(&format!(", {number}]")), "{seen:?}");
-    // What can be seen does not change by looking.
+    // Inspection does not change the state.
     is_same(&state(&place), &first);
     place.run(&["down"]).ok();
 

@@ -8,7 +8,7 @@ fn linux_comes_over_the_torus() {
     let Some(place) = Place::new("linux_comes_over_the_torus", Image::Default) else { return };
     place.up(&["--boot", "tofu"]);
     let ps = place.ps();
-    // The third one is the boot server's.
+    // The third node is the boot server.
     assert_eq!(
         (&ps[0]["shape"], ps[0]["nodes"].as_array().map(Vec::len)),
         (&"3x1x1x1x1x1".into(), Some(2))

@@ -1,4 +1,4 @@
-//! Linux nodes and their devices: what they see, do, and survive.
+//! Linux nodes and their devices: discovery, use, and faults.
 
 use std::time::{Duration, Instant};
 
@@ -190,14 +190,14 @@ fn a_debugger_in_a_kernel(place: &Place) {
     reader.end(MOMENT);
 }
 
-/// The devices as the machine, the kernel and programs see them.
+/// The devices according to the machine, the kernel and programs.
 fn devices(place: &Place) {
     let ps = place.ps();
     assert_eq!(ps[0]["shape"], "2x1x1x1x1x1");
     for (index, node) in ["0", "1"].into_iter().enumerate() {
         let own = &ps[0]["nodes"][index];
         assert_eq!((&own["state"], &own["vmm"]), (&json!("ready"), &json!("qemu")));
-        // As the machine sees it, according to the device's registers.
+        // According to the device's registers, as read by the machine.
         assert_eq!(own["at"], json!([index, 0, 0, 0, 0, 0]));
         let device = device(place, node);
         assert_eq!(device["coords"], own["at"], "{device}");

@@ -1,10 +1,10 @@
 //! The commands of README.md, of the page of tasks and of the quick start, as they stand there, in
 //! their order.
 //!
-//! Each runs in a shell, in an empty folder where `guest-lib` and `ci` lead to those of the tree,
-//! and `target/release` to the folder of the command; `tofu` is on the path. `cargo run` builds and
-//! runs the command if it is the release build, and just runs it if it is another. A command that
-//! is not named in [`OTHERWISE`] ends by itself with exit code 0.
+//! Each runs in a shell, in an empty folder where `guest-lib` and `ci` are links to those of the
+//! tree, and `target/release` to the folder of the command; `tofu` is on the path. `cargo run`
+//! builds and runs the command if it is the release build, and just runs it if it is another. A
+//! command that is not named in [`OTHERWISE`] ends by itself with exit code 0.
 
 use std::env;
 use std::ffi::OsString;
@@ -27,7 +27,7 @@ enum How {
     Beside(&'static str),
     /// It makes a TAP interface: in a network namespace, or not at all.
     Gateway(&'static str),
-    /// It ends by itself, after all that runs beside it.
+    /// It ends by itself, after everything that runs beside it.
     Last,
     /// Something else runs it, or nothing does.
     Not(&'static str),

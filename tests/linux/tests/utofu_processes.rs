@@ -1,4 +1,4 @@
-//! Many uTofu processes on a Linux node at once, with `tofud`: C programs (see
+//! Many concurrent uTofu processes on a Linux node, with `tofud`: C programs (see
 //! `programs/processes.c`), built as a user would build them and copied to the nodes with their
 //! libraries.
 
@@ -73,7 +73,7 @@ fn by_interrupt(place: &Place) {
     assert_eq!(place.run(&started("0", "/tmp/utofu/wait")).ok(), "ok\n");
 }
 
-/// Runs the program on both nodes at once.
+/// Runs the program on both nodes at the same time.
 #[track_caller]
 fn on_both(place: &Place, args: &[&str], time: Duration) -> [String; 2] {
     let start = |node| place.start(&processes(node, &[&["node", node], args].concat()));
@@ -118,7 +118,7 @@ fn that_nobody_counted(place: &Place) {
     let text = "UTOFU_ERR_FULL: Tofu device: no control queue is free on all TNIs";
     assert!(said.err.contains(text), "{said:?}");
     // A queue belongs to its process, no matter which process has inherited the descriptors.
-    // Another process keeps the device open meanwhile.
+    // Another process keeps the device open during that.
     let mut other = place.start(&processes("0", &["orphan", "/tmp/go"]));
     assert_eq!(other.line(), "ready\n");
     place.run(&processes("0", &["heir", "/tmp/go"])).ok();

@@ -1,4 +1,4 @@
-//! Strongly connected components: modules each of which leads to all others of its component.
+//! Strongly connected components: each module of a component reaches all others in it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::source::{Crate, Names};
 
-/// The names by which one file uses another.
+/// The names with which one file uses another.
 type Uses = BTreeSet<String>;
 
 /// Files that use others.
@@ -99,7 +99,7 @@ fn follow(crate_: &Crate, at: usize, path: &[String], depth: u32) -> Option<Foun
         return Some((at, Some(first.clone())));
     }
     let through = |path: &Names| {
-        // `use tofu_x::y as tofu_x` and the like lead out of the crate, not back to themselves.
+        // `use tofu_x::y as tofu_x` and the like refer to another crate, not to themselves.
         let itself = path.first() == Some(first);
         if itself && !module.children.contains_key(first) {
             return None;

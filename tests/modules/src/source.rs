@@ -34,7 +34,7 @@ pub(crate) struct Module {
     /// be made by the macro.
     pub(crate) in_macros: BTreeSet<String>,
     pub(crate) imports: Vec<Import>,
-    /// Modules of which everything is imported.
+    /// Modules with glob imports.
     pub(crate) globs: Vec<Names>,
     /// Paths in its code.
     pub(crate) paths: BTreeSet<Names>,

@@ -73,7 +73,7 @@ pub(crate) fn doubling(members: &[BgAddress], rank: usize) -> Vec<Gate> {
     doubling_with(members, rank, |_, step| RELAYS[0] + step as u8 - 1)
 }
 
-/// The same, where `relay` tells the relay gate that a member has for each step but the first.
+/// The same; `relay` returns the relay gate of a member for each step except the first.
 pub(crate) fn doubling_with(
     members: &[BgAddress],
     rank: usize,

@@ -102,7 +102,7 @@ fn loop_of_one() -> [Gate; 2] {
     gates
 }
 
-/// A start/end gate whose rounds end at once.
+/// A start/end gate whose rounds end immediately.
 fn self_linked() -> Gate {
     Gate { src_local: bg(BCH), dst_local: bg(BCH), ..gate(tni(), BCH) }
 }

@@ -10,8 +10,8 @@ use crate::group::{
     tree,
 };
 
-/// Signals go over cables, and results are those of a machine in one piece to the last bit: the
-/// order in which values meet is that of the gates, wherever they are.
+/// Signals cross cables, and results are bit for bit those of a machine without shards: values are
+/// combined in the order of the gates, regardless of their shards.
 #[test]
 fn shards_compute_the_bits_of_one_machine() {
     let shape = "1x1x1x2x3x2".parse().unwrap();

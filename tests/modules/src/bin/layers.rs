@@ -1,5 +1,5 @@
 //! Draws the crates of the workspace by layer, from the output of `cargo metadata`, and finds those
-//! that build on crates which they must not contain.
+//! that depend on crates which they must not use.
 //!
 //! ```text
 //! cargo run -p tofu-modules --bin layers            # writes docs/src/pictures/crates.svg
