@@ -107,12 +107,7 @@ impl Device {
         let bar_addr = bound.resource_start(number)?;
         let bar = bound
             .iomap_region_sized::<BAR_BYTES>(number, c"tofu")
-            .inspect_err(|_| {
-                dev_err!(
-                    pdev,
-                    "BAR 0 is not there, or not as large as it has to be\n"
-                )
-            })?;
+            .inspect_err(|_| dev_err!(pdev, "BAR 0 is missing or too small\n"))?;
         let address = at((), TofuReg::NodeAddress, &bar).read_val();
         if address == u64::MAX {
             dev_err!(pdev, "no answer from the device\n");
@@ -427,7 +422,7 @@ impl Device {
         if is_due && self.peer_logged_ns.cmpxchg(last, now, Relaxed).is_ok() {
             dev_warn!(
                 self.pdev,
-                "{}: {:?}, which another node can have caused ({} in all)\n",
+                "{}: {:?}, possibly caused by another node ({} in all)\n",
                 of,
                 exceptions,
                 count

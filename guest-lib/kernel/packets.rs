@@ -267,7 +267,7 @@ impl Sender {
         }
         dev_err!(
             self.device.pdev(),
-            "{} does not forget its memory, which is lost: no rendezvous\n",
+            "{}: cache flush timed out; memory leaked, rendezvous disabled\n",
             self.id
         );
         core::mem::forget(self.memory.as_mut().and_then(|m| m.rendezvous.take()));

@@ -61,7 +61,7 @@ pub enum GroupError<E> {
     )]
     Full,
     /// uTofu has refused another member's links.
-    #[error("member {0} could not link its barrier gates; it knows why")]
+    #[error("member {0} could not link its barrier gates; see its error")]
     OtherMember(u32),
 }
 

@@ -21,7 +21,7 @@ pub enum StartError {
     #[error("the channel's last round has not ended")]
     Busy,
     /// More elements than the operation supports.
-    #[error("{count} elements, where the operation takes {max} at most")]
+    #[error("{count} elements; the operation takes at most {max}")]
     Count {
         /// Requested number of elements.
         count: u8,

@@ -104,7 +104,7 @@ pub enum Malformed {
     #[error("wrong check sum")]
     Damaged,
     /// Values that are not allowed, or do not fit together.
-    #[error("message contradicts itself")]
+    #[error("inconsistent message")]
     Inconsistent,
 }
 

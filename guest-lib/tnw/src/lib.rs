@@ -104,7 +104,7 @@ pub enum OpenError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PostError {
     /// As many wait as the device takes.
-    #[error("as many wait as there is room for")]
+    #[error("too many requests are waiting")]
     Full,
     /// The length is 0 or more than 8 MiB, or not all of it is in the buffer.
     #[error("{len} bytes at {at} of a buffer of {buffer}: 1 to 8 MiB inside of it can be moved")]

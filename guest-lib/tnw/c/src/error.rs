@@ -46,7 +46,7 @@ codes! {
     InvalidNode = -23, c"this process has no such node";
     InvalidMemory = -24, c"the memory is not of tnwAlloc, or not all of it";
     NoLink = -32, c"no node is at the other end of the link";
-    Full = -33, c"as many wait as there is room for";
+    Full = -33, c"too many requests are waiting";
     Timeout = -34, c"the time is over";
     NotAvailable = -35, c"no network processor can be used";
     Busy = -36, c"the node is open already";

@@ -152,7 +152,7 @@ static void mistakes(void)
     OK(tnwLastError(text, sizeof text));
     IS(strcmp(text, "tnwGetLinkStatu"), 0);
     for (int code = -64; code < 8; code++) IS(*tnwStrError(code) != 0, 1);
-    IS(strcmp(tnwStrError(TNW_ERR_FULL), "as many wait as there is room for"), 0);
+    IS(strcmp(tnwStrError(TNW_ERR_FULL), "too many requests are waiting"), 0);
 }
 
 static void monitoring(void)

@@ -38,7 +38,7 @@ pub enum ShareError {
     #[error("it is a shared mapping of a file, which tofud cannot map")]
     Foreign,
     /// A thread did not stop.
-    #[error("a thread of the process blocks signal {0}, by which it is stopped for a moment")]
+    #[error("a thread of the process blocks signal {0}, which is needed to stop it briefly")]
     Thread(i32),
     /// The system does not do it.
     #[error(transparent)]

@@ -450,7 +450,7 @@ fn take<T: DeserializeOwned>(
     }
     match postcard::take_from_bytes(&bytes[..received.bytes.min(MAX_MESSAGE)]) {
         Ok((message, [])) => Ok(Some(message)),
-        Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a message with more behind it")),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "trailing bytes after a message")),
         Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
     }
 }

@@ -91,7 +91,7 @@ fn group_error(error: GroupError<c_int>) -> Error {
         }
         GroupError::Utofu(error) => error,
         GroupError::OtherMember(rank) => {
-            let hint = "this member could not link its gates; it knows why";
+            let hint = "a member could not link its gates; see its error";
             Error::with_value(Code::NotProcessed, "member", rank.into(), hint)
         }
     }

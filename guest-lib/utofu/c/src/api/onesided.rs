@@ -283,7 +283,7 @@ pub unsafe extern "C" fn utofu_post_toq(
         }
         let whole = desc_size.is_multiple_of(DESC_SIZE);
         if desc_size == 0 || !whole || desc_size / DESC_SIZE > MAX_DESCRIPTORS {
-            let hint = "a multiple of 32, as the utofu_prepare functions tell it";
+            let hint = "a multiple of 32, as the utofu_prepare functions return it";
             return Err(Error::with_value(Code::InvalidSize, "desc_size", desc_size as u64, hint));
         }
         let words = desc.cast::<[u64; 4]>();

@@ -74,7 +74,7 @@ fn take_share(device: &TofDevice, share: DeviceShare) -> Result<DeviceShare, Err
     for (tni, cq) in share.tnis().flat_map(|tni| share.cqs().map(move |cq| (tni, cq))) {
         if !device.lock_queue(tni, cq).map_err(|error| no_locks(&error))? {
             let hint =
-                "another process has it, though TOFU_PPN and TOFU_LOCAL_RANK say whose it is";
+                "another process has it, although TOFU_PPN and TOFU_LOCAL_RANK give it to this one";
             return Err(Error::with_value(Code::NotAvailable, QUEUE, cq.get().into(), hint));
         }
     }
