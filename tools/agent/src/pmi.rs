@@ -169,7 +169,7 @@ impl<R: Fn(Abort)> Server<R> {
             "unpublish_name" => "cmd=unpublish_result rc=-1 msg=not_supported\n".into(),
             "lookup_name" => "cmd=lookup_result rc=-1 msg=not_supported\n".into(),
             other => {
-                log::warn!("rank {rank} asks for {other:?}, which is not known");
+                log::warn!("unknown request {other:?} from rank {rank}");
                 return Ok(None);
             }
         }))

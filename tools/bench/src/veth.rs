@@ -161,7 +161,7 @@ impl Stack {
                 self.poll();
                 return Ok(found);
             }
-            ensure!(start.elapsed() < QUIET, "nothing comes any more over the veth pair");
+            ensure!(start.elapsed() < QUIET, "nothing arrives over the veth pair any more");
             let delay = self.iface.poll_delay(self.now(), &self.sockets);
             let delay = delay.map_or(NAP, |delay| delay.min(NAP));
             smoltcp::phy::wait(self.device.as_raw_fd(), Some(delay))?;

@@ -143,7 +143,7 @@ impl Greet {
         }
         match self.since.elapsed() < GREETING {
             true => Ok(false),
-            false => Err(Turned::Away(anyhow!("it says nothing"))),
+            false => Err(Turned::Away(anyhow!("it sends nothing"))),
         }
     }
 

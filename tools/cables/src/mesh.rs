@@ -365,7 +365,7 @@ impl Inbox {
                 Err(_) if self.unknown => {}
                 Err(error) => {
                     self.unknown = true;
-                    log::warn!("shard {shard} says what is not known: {error}");
+                    log::warn!("unknown message from shard {shard}: {error}");
                 }
             },
             FrameKind::Alive | FrameKind::Stream | FrameKind::Hold => {}

@@ -58,10 +58,10 @@ pub enum ConnectError {
     )]
     Silent,
     /// There are too many already.
-    #[error("{MOST_STREAMS} connections are open, which is as many as there can be")]
+    #[error("{MOST_STREAMS} connections are open, the maximum")]
     TooMany,
     /// No connection can be made to port 0.
-    #[error("port 0 is none that can be connected to")]
+    #[error("connections to port 0 are not possible")]
     Port,
     /// The I/O node has ended.
     #[error("the gateway has ended")]

@@ -241,7 +241,7 @@ impl Net {
         if self.device.link().drain(NAP_NS) {
             return Ok(());
         }
-        Err(fail!("packets do not get out"))
+        Err(fail!("packets are not sent"))
     }
 
     /// A TCP socket.

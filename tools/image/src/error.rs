@@ -136,7 +136,7 @@ pub enum Error {
     },
     /// A manifest cannot be understood.
     #[error(
-        "{} is damaged ({reason}): remove the image with `tofu image rm` and build it anew",
+        "{} is damaged ({reason}): remove the image with `tofu image rm` and build it again",
         path.display()
     )]
     Manifest {

@@ -44,7 +44,7 @@ pub struct Options {
 pub fn run(args: &Options) -> anyhow::Result<u8> {
     ensure!(
         args.ns_per_instruction.is_none() || args.what == "measured",
-        "--ns-per-instruction is for measured: nothing else runs programs"
+        "--ns-per-instruction is only for measured, which runs programs"
     );
     ensure!(
         !args.full || args.what == "papers",

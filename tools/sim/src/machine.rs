@@ -137,7 +137,7 @@ impl Model {
                 return Ok(result);
             }
             if !self.step() {
-                anyhow::bail!("nothing is in flight, and what is waited for has not come");
+                anyhow::bail!("nothing is in flight, and the awaited data has not arrived");
             }
         }
     }

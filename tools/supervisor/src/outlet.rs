@@ -76,7 +76,7 @@ impl Outlet {
 fn told(sent: Result<(), TrySendError<Frame>>) -> anyhow::Result<()> {
     match sent {
         Ok(()) => Ok(()),
-        Err(TrySendError::Full(_)) => bail!("the guest does not read what it is sent"),
+        Err(TrySendError::Full(_)) => bail!("the guest does not read its input"),
         Err(TrySendError::Disconnected(_)) => bail!("the node has stopped"),
     }
 }

@@ -414,7 +414,7 @@ impl Registry {
         let observing = Arc::clone(&self.observing);
         // The registry's own, and this one.
         if Arc::strong_count(&observing) > MOST_OBSERVERS + 1 {
-            bail!("{MOST_OBSERVERS} captures and traces run, which is as many as there can be");
+            bail!("{MOST_OBSERVERS} captures and traces are running, the maximum");
         }
         Ok(observing)
     }

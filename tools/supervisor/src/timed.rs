@@ -211,7 +211,7 @@ impl TimedMachine {
     ///
     /// If the node has no guest, or input does not come through the machine.
     pub fn attach(&self, at: Coords, sources: [UnixStream; 2]) -> anyhow::Result<()> {
-        let outside = self.paces.outside.get().context("nothing is let in")?;
+        let outside = self.paces.outside.get().context("input from outside is not enabled")?;
         outside.attach(self.id(at)?, sources)
     }
 

@@ -199,7 +199,7 @@ fn transfers(device: &Device<VfioPlatform>, tni: TniId) -> Result<String, Fault>
         let code = queue.refusal(&add)?;
         ensure!(
             code == Rcode::UNSUPPORTED_COMMAND,
-            "an atomic addition, which there is none of, ended with: {}",
+            "an unsupported atomic addition ended with: {}",
             code.describe()
         );
         queue.cq.close()?;

@@ -171,7 +171,7 @@ impl Daemon {
         };
         let me = device.coords();
         if !shape.contains(me) {
-            bail!("node {me} is not in the machine that it was told of");
+            bail!("node {me} is not in the machine of its settings");
         }
         let packets = PacketConfig {
             rx_buffers: RX_BUFFERS,
@@ -267,7 +267,7 @@ impl Daemon {
             match self.pump.sleep(link, tap, interrupt, &others, time)? {
                 End::Work => {}
                 End::Other(0) => return Ok(Ended::Stop),
-                End::Other(1) => return Ok(Ended::Lost("tofud wants it back, or is gone")),
+                End::Other(1) => return Ok(Ended::Lost("tofud requests it back, or is gone")),
                 End::Other(_) => {
                     let state = self.state(Some(link), Some((tap, link.coords())));
                     self.tell(&state);

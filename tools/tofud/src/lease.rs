@@ -242,7 +242,7 @@ impl Leases {
     /// [`Refusal::NoneLeft`] if there are not enough left.
     pub fn take_gates(&mut self, id: ClientId, tni: TniId, relays: u8) -> Result<u64, Refused> {
         let gates = self.gates.take(tni, relays.into()).ok_or_else(|| {
-            let text = format!("TNI {tni} has not so many barrier gates left");
+            let text = format!("TNI {tni} does not have enough free barrier gates");
             Refused::new(Refusal::NoneLeft, text)
         })?;
         self.gates_of.entry(id).or_default()[tni.index()] |= gates;

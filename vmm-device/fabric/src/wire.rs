@@ -27,7 +27,7 @@ pub enum Malformed {
 
 /// The memory that a body refers to has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the memory with the packet's data has gone")]
+#[error("the memory with the packet's data is gone")]
 pub struct Vanished;
 
 /// Bodies of packets that can go over cables.

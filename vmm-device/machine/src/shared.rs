@@ -87,7 +87,7 @@ impl<D: Device> Shared<D> {
     /// Reports that a modelled link has failed.
     pub(crate) fn link_failed(&self, node: NodeId, port: Port) {
         let at = self.fabric().shape().coords(node).unwrap_or_default();
-        log::warn!("{at} port {}: nothing gets through the link; it is down now", port.name());
+        log::warn!("{at} port {}: link failed: no frame gets through; it is now down", port.name());
         if let Some(tell) = &self.link_failed {
             tell(node, port);
         }

@@ -167,7 +167,7 @@ fn get(net: &mut Net, handle: SocketHandle, data: &mut [u8]) -> Result<(), Error
                 Err(error) => Some(Err(fail!("receiving: {error}"))),
             }
         });
-        done += n.ok_or_else(|| fail!("nothing comes any more"))??;
+        done += n.ok_or_else(|| fail!("nothing arrives any more"))??;
     }
     Ok(())
 }

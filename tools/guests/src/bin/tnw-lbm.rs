@@ -81,7 +81,7 @@ struct Block {
 fn zeros(count: usize) -> Result<Vec<f64>, Error> {
     let mut all = Vec::new();
     all.try_reserve_exact(count)
-        .map_err(|_| fail!("no memory for so many sites; --memory gives more"))?;
+        .map_err(|_| fail!("not enough memory for this many sites; --memory gives more"))?;
     all.resize(count, 0.0);
     Ok(all)
 }

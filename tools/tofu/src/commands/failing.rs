@@ -145,7 +145,9 @@ fn wait(control: &Path, nodes: &[u32], up: bool) -> anyhow::Result<()> {
     loop {
         let machine = match info(control) {
             Err(_) if !up && !control.exists() => {
-                tofu_ui::tell!("tofu: the machine has ended, as none of its guests runs any more");
+                tofu_ui::tell!(
+                    "tofu: the machine has ended, because none of its guests is running"
+                );
                 return Ok(());
             }
             answer => answer?,

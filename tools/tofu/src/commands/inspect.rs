@@ -141,7 +141,10 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<u8> {
         }
         out.flush()?;
         if !now.complete {
-            tofu_ui::tell!("tofu: there is more than --limit {} lets through", args.limit);
+            tofu_ui::tell!(
+                "tofu: there are more than --limit {} values; the rest is left out",
+                args.limit
+            );
         }
         match args.watch {
             Some(Timeout(time)) => thread::sleep(time.max(Duration::from_millis(10))),

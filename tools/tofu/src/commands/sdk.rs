@@ -382,7 +382,7 @@ fn mpi_source(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<(Cache
     let name = args.image.as_ref().map_or(default, |image| image.as_str());
     let image = match cache.find(name)? {
         Some(image) if image.manifest.arch != args.arch => bail!(
-            "image {name}: it is for {}, and programs are to be for {}",
+            "image {name} is for {}, but the programs must be for {}",
             image.manifest.arch,
             args.arch
         ),

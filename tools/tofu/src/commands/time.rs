@@ -66,7 +66,7 @@ fn go_on(control: &Path, until: Option<u64>) -> anyhow::Result<()> {
     let goes_on = |node: &NodeInfo| {
         let monitor = folder.join(node_file("qmp", Coords::from_array(node.at), "sock"));
         if let Err(error) = continue_by(&monitor) {
-            tofu_ui::tell!("tofu: node {}: it does not go on by itself: {error:#}", node.index);
+            tofu_ui::tell!("tofu: node {}: it cannot be resumed: {error:#}", node.index);
         }
     };
     // All in parallel, because each may answer only when all others have continued.

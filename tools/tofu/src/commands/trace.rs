@@ -239,7 +239,7 @@ fn words(summary: &TraceSummary) -> String {
         line += &format!("; {open} had not ended");
     }
     if *lost > 0 {
-        line += &format!("; {lost} steps were lost, as there were more than could be read");
+        line += &format!("; {lost} steps were lost, because they came faster than they were read");
     }
     line
 }

@@ -69,7 +69,7 @@ pub enum MapError {
     #[error("the device has no addresses left for {0} bytes")]
     NoAddresses(u64),
     /// The process has no memory there, or may not read it.
-    #[error("there is no memory to be read")]
+    #[error("the memory is not mapped or not readable")]
     NoMemory,
     /// The host does not let the server reach this process's memory.
     #[error("the device's server may not reach this process's memory")]

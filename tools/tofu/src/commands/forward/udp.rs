@@ -78,10 +78,7 @@ fn pass_on(
         !idle
     });
     if all.len() >= MOST {
-        bail!(
-            "{MOST} clients have sent within {} s, which is as many as there can be",
-            IDLE.as_secs()
-        );
+        bail!("{MOST} clients have sent within {} s, the maximum", IDLE.as_secs());
     }
     let (mut node, from_node) = way.connect(true)?;
     node.write_all(datagram)?;

@@ -122,10 +122,7 @@ impl Machine<'_> {
         })?;
         let mut lines = said.lines();
         let (dir, tofu) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-        ensure!(
-            dir.starts_with('/') && tofu.starts_with('/'),
-            "its shell says what is not expected"
-        );
+        ensure!(dir.starts_with('/') && tofu.starts_with('/'), "unexpected output of its shell");
         let mut prepared = Prepared { dir: dir.to_owned(), tofu: tofu.to_owned() };
         let there = lines.next() == Some("there");
         let copied = match &host.tofu {
