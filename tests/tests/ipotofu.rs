@@ -477,8 +477,8 @@ fn late_node_does_not_fetch_what_replaced_a_frame() {
     let (from, to) = (nodes[0].coords(), nodes[1].mac());
     let mut sent = (0..).map(|n| frame(from, to, 9014, n));
     let nothing = Metadata::default();
-    // One query within the rate limit, and then as many as one node may get at a time, beyond the
-    // limit.
+    // One frame that is fetched before the timeout, and then the most that may be outstanding for
+    // one node, which are not.
     nodes[0].send_offloaded(&nothing, &sent.next().unwrap()).unwrap();
     assert_eq!(settle(&cluster, &mut nodes)[1].len(), 1);
     let late = sent.by_ref().take_while(|sent| nodes[0].send_offloaded(&nothing, sent).is_ok());

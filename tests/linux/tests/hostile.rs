@@ -306,7 +306,7 @@ fn endless_qemu_output_costs_nothing() {
     place.is_clean();
 }
 
-/// A shard without any connection.
+/// A receiver that ignores everything.
 struct Deaf;
 
 impl Receive for Deaf {
