@@ -229,7 +229,8 @@ pub(crate) struct Completions {
     deferred: VecDeque<(u64, MrqEntry)>,
     held_tcq: Held<(u32, TcqEntry)>,
     held_mrq: Held<MrqEntry>,
-    /// When the message receive queue was found full, in nanoseconds; `u64::MAX` if it has room.
+    /// The time at which the message receive queue was found full, in nanoseconds; `u64::MAX` if it
+    /// has room.
     full_since_ns: u64,
     interrupt: HeldInterrupt,
     failures: Failures,
@@ -251,8 +252,8 @@ inspect!(Completions {
 });
 
 impl Completions {
-    /// The queue's first command gets the sequence number `first_sequence`. It must be higher
-    /// than any of the queue's former lives, so that late answers to those find nothing.
+    /// The queue's first command gets the sequence number `first_sequence`. It must be higher than
+    /// all of the queue's former lives, so that late answers to those match no command.
     pub(crate) fn new(tcq_ipa: u64, mrq_ipa: u64, mrq_entries: u32, first_sequence: u64) -> Self {
         Self {
             tcq_ipa,
@@ -295,7 +296,7 @@ impl Completions {
         self.under_way() > 0
     }
 
-    /// Notes the command of a message as started, to be given up at `deadline_ns`. Returns its
+    /// Records the command of a message as started, with the timeout `deadline_ns`. Returns its
     /// place and generation, or `None` if there is no room.
     pub(crate) fn start(
         &mut self,
@@ -433,7 +434,7 @@ impl Completions {
             self.notice(entry, w);
             return;
         }
-        // Too many: the oldest one has waited long enough. Notices stay in order.
+        // Too many wait: the oldest one is written now, so that notices stay in order.
         if self.deferred.len() >= MAX_DEFERRED
             && let Some((_, oldest)) = self.deferred.pop_front()
         {
@@ -536,8 +537,8 @@ impl Completions {
         }
     }
 
-    /// Writes a notice, or drops it if there was no room for so long that it is lost. Returns false
-    /// if it has to wait for room.
+    /// Writes a notice, or drops it if there has been no room for too long. Returns false if it
+    /// must wait for room.
     fn write_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) -> bool {
         let entries = u64::from(self.mrq.entries());
         let consumed = w.page.load(CqReg::MrqFullPointer);
@@ -556,7 +557,7 @@ impl Completions {
         self.full_since_ns = u64::MAX;
         let at = self.mrq_ipa.wrapping_add(u64::from(self.mrq.slot()) * MRQ_ENTRY_SIZE as u64);
         let word0 = MrqWord0(entry.0[0]).with_flip(self.mrq.flip());
-        // Its first word has the flip bit: an entry is never valid before it is whole.
+        // Its first word has the flip bit, so an entry is never valid before it is complete.
         let written = w.memory.store_entry(at, [word0.0, entry.0[1], entry.0[2], entry.0[3]]);
         if written.is_err() {
             w.requests |= CqsIrqs::MRQ_WRITE_EXCEPTION;
@@ -583,7 +584,7 @@ impl Completions {
         self.flush_mrq(w);
     }
 
-    /// Handles what is due by now, and gives up commands whose answers are overdue.
+    /// Writes entries that are due by now, and ends commands whose answers have timed out.
     pub(crate) fn expire(&mut self, w: &mut Writer<'_>) {
         if self.held_tcq.until() <= w.now_ns {
             self.flush_tcq(w);

@@ -26,10 +26,9 @@ use crate::transmit::Transmit;
 use tofu_dma::RegisterWrite;
 use tofu_rules::{Lane, Rule, Rules};
 
-/// The time a write to ENABLE waits for bursts in flight before it gives up on them. A burst takes
-/// as long as a memory copy, so this is only reached when the host hardly runs at all. Then it is
-/// better that the guest waits than that its memory is written after the queue was reported
-/// disabled.
+/// The longest time for which a write to ENABLE waits for bursts in flight. A burst takes as long
+/// as a memory copy, so this time is reached only if the host hardly runs at all. It is long,
+/// because the guest's memory must not be written after the queue was reported disabled.
 const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Largest value of STATUS.SESSION_OFFSET.
@@ -75,7 +74,7 @@ pub(crate) struct DirectRegister {
 inspect!(DirectRegister { words as Words, written as hex, ready });
 
 impl DirectRegister {
-    /// Notes a trapped write; `Err` if it comes while a command still waits.
+    /// Records a trapped write; `Err` if a command still waits.
     fn write(&mut self, word: usize, write: RegisterWrite) -> Result<bool, ()> {
         if self.ready.is_some() {
             return Err(());
@@ -111,7 +110,7 @@ pub(crate) struct Cq {
     /// DESCRIPTOR_PROCESS_STOP and DESCRIPTOR_FETCH_STOP.
     process_stop: AtomicBool,
     fetch_stop: AtomicBool,
-    /// The fields of STATUS about the next descriptor, as of the last time that the queue ran.
+    /// The fields of STATUS about the next descriptor, from the queue's last turn.
     next: AtomicU64,
     /// Descriptors that a session may still start, and whether there were ever too many to count.
     session: AtomicU32,
@@ -239,7 +238,7 @@ impl Cq {
         self.session.fetch_update(SeqCst, SeqCst, more).is_ok()
     }
 
-    /// Stops the queue for an exception; only disabling and enabling it starts it again.
+    /// Stops the queue for an exception, until it is disabled and enabled again.
     pub(crate) fn stop(&self) {
         self.process_stop.store(true, SeqCst);
     }
@@ -249,7 +248,8 @@ impl Cq {
         let status = CqsStatus(0)
             .with_next_descriptor_offset_units(ring.slot())
             .with_blank_entry_flip_bit(!ring.flip());
-        // Nothing else depends on it, and this is done for each descriptor.
+        // Release and not SeqCst, because no other data depends on it, and this runs for each
+        // descriptor.
         self.next.store(status.0, Release);
     }
 
@@ -368,8 +368,8 @@ impl Cq {
         Ok(())
     }
 
-    /// Disables the queue: when this returns the device does not touch its memory any more.
-    /// Outstanding commands are forgotten, as their queues may be gone.
+    /// Disables the queue: when this returns, the device no longer accesses its memory. Outstanding
+    /// commands are dropped, because their rings may be gone.
     ///
     /// Returns whether it was enabled.
     pub(crate) fn disable(&self) -> bool {
@@ -382,8 +382,7 @@ impl Cq {
         was
     }
 
-    /// Waits for everything in progress that touches memory. The caller must have prevented more
-    /// from beginning.
+    /// Waits for all memory accesses in progress. The caller must have prevented new ones.
     pub(crate) fn quiesce(&self) {
         drop(self.transmit.lock());
         drop(lock(&self.completions));
@@ -403,7 +402,8 @@ impl Cq {
         }
     }
 
-    /// Locks the queue's completions, for what raises no interrupts and holds nothing back.
+    /// Locks the queue's completions, for operations that raise no interrupts and hold back no
+    /// entries.
     pub(crate) fn lock_completions(&self) -> MutexGuard<'_, Option<Completions>> {
         lock(&self.completions)
     }
@@ -518,7 +518,7 @@ impl Cq {
     }
 
     /// Returns true if the guest rang the doorbell in its shared page, or wrote a direct descriptor
-    /// there that the queue may take. A descriptor that has to wait must not keep engines awake.
+    /// there that the queue may take. A descriptor that must wait must not keep engines awake.
     pub(crate) fn poll_doorbell(&self) -> bool {
         let fetch = self.page.reg(CqReg::FetchStart);
         let rung =

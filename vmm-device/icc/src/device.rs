@@ -39,7 +39,7 @@ use tofu_rules::{Device, Point, Rule, Rules};
 pub struct Config {
     /// Place of the node in the machine.
     pub coords: Coords,
-    /// The time for which a command waits for an answer before it ends with
+    /// The time for which a command waits for an answer until it ends with
     /// [`TIMEOUT`](tofu_abi::Rcode::TIMEOUT), in nanoseconds.
     pub timeout_ns: u64,
     /// Modelled time of its commands: everything but the network.
@@ -51,10 +51,10 @@ pub struct Config {
     /// The value of an unwritten word of the direct descriptor register in a shared page: any value
     /// that a guest is unlikely to write. Give each node a different random one.
     pub blank: u64,
-    /// The delay of the guest's register writes behind its stores to memory, in
-    /// nanoseconds; 0 if the guest waits for each. On PCI Express none is late: a device that reads
-    /// a descriptor has received the register writes before it. For this long a full MRQ waits for
-    /// a FULL_POINTER that may be on its way.
+    /// The delay of the guest's register writes behind its stores to memory, in nanoseconds; 0 if
+    /// the guest waits for each. On PCI Express there is no such delay: a device that reads a
+    /// descriptor has received all earlier register writes. A full MRQ waits this long for a
+    /// FULL_POINTER that may be in flight.
     pub posted_writes_ns: u64,
 }
 
@@ -162,7 +162,7 @@ impl Icc {
     /// requests of others with [`TARGET_DMA_OFF`](tofu_abi::Rcode::TARGET_DMA_OFF). The entries
     /// that it should have written to its own queues are written when bus mastering is on again.
     ///
-    /// When a call that turns it off returns, the device does not touch memory any more.
+    /// When a call that turns it off returns, the device no longer accesses memory.
     pub fn set_bus_master(&self, on: bool) {
         self.bus_master.store(on, SeqCst);
         if on {
@@ -177,8 +177,8 @@ impl Icc {
         }
     }
 
-    /// Puts the device back to its reset state (function level reset or power on). When this
-    /// returns it does not touch memory any more.
+    /// Resets the device (function level reset or power on). When this returns, it no longer
+    /// accesses memory.
     pub fn reset(&self) {
         self.queues.iter().for_each(|queue| self.reset_one(queue));
         for tni in &self.tnis {
@@ -194,8 +194,8 @@ impl Icc {
         self.next_deadline.store(u64::MAX, SeqCst);
     }
 
-    /// Puts a control queue back to its reset state, as if nothing else had used it. When this
-    /// returns it does not touch memory any more.
+    /// Resets a control queue to its initial state. When this returns, it no longer accesses
+    /// memory.
     pub fn reset_queue(&self, tni: TniId, cq: CqId) {
         self.reset_one(self.queue(tni, cq));
     }
@@ -228,7 +228,8 @@ impl Icc {
     /// Checks whether the doorbell in the shared page of an enabled queue or a channel in use was
     /// rung since the last check. If so, [`run_queue`](Icc::run_queue) is due.
     ///
-    /// While the queue cannot work for another reason, no ring is noticed: all ring when that ends.
+    /// While the queue is blocked for another reason, rings are not noticed. All are handled when
+    /// that ends.
     pub fn poll_doorbell(&self, tni: TniId, doorbell: Doorbell) -> bool {
         let queue = match doorbell {
             Doorbell::Cq(cq) => self.queue(tni, cq),
@@ -237,8 +238,8 @@ impl Icc {
         self.dma_enabled() && self.tni(tni).enabled() && queue.enabled() && queue.poll_doorbell()
     }
 
-    /// Handles what is due at `now_ns`: notices and interrupts that were held back, commands
-    /// without an answer, statistics.
+    /// Handles everything that is due at `now_ns`: notices and interrupts that were held back,
+    /// command timeouts, statistics.
     pub fn expire(&self, now_ns: u64) {
         if self.next_deadline.load(SeqCst) > now_ns {
             return;
@@ -263,7 +264,7 @@ impl Icc {
         }
     }
 
-    /// When [`expire`](Icc::expire) is due next; `u64::MAX` if nothing is.
+    /// Returns when [`expire`](Icc::expire) is due next; `u64::MAX` if nothing is.
     pub fn next_deadline(&self) -> u64 {
         self.next_deadline.load(SeqCst)
     }
@@ -278,7 +279,7 @@ impl Icc {
         }
     }
 
-    /// Notes when the queue wants `expire` to be called.
+    /// Notes when `expire` must be called for the queue.
     pub(crate) fn note_deadline(&self, queue: &Cq) {
         let completions = queue.lock_completions();
         let deadline = completions.as_ref().map_or(u64::MAX, Completions::next_deadline);
@@ -375,7 +376,7 @@ impl Icc {
         }
     }
 
-    /// Gives the device its memory once more, as it is while accesses fail. To be called once.
+    /// Sets a view of the memory whose accesses may fail. Must be called once.
     pub fn set_refusing_memory(&self, memory: Arc<dyn DmaMemory>) {
         self.memory.set_refusing(memory);
     }
@@ -413,7 +414,7 @@ impl Icc {
         self.report_breach(Some(rule), what);
     }
 
-    /// Reports something that this node's guest did against the rules, and was counted before.
+    /// Reports a violation by this node's guest, which has already been counted.
     #[cold]
     pub(crate) fn report_breach(&self, rule: Option<Rule>, what: fmt::Arguments<'_>) {
         if !violations::are_told() {
@@ -426,7 +427,7 @@ impl Icc {
         }
     }
 
-    /// Commands of a TNI that failed at their targets or on the way there, since the last reset.
+    /// Commands of a TNI that failed at their targets or in transit, since the last reset.
     pub fn failed_commands(&self, tni: TniId) -> FailedCommands {
         self.statistics.failed_commands(tni)
     }

@@ -6,8 +6,8 @@ use tofu_fabric::Disturb;
 use crate::packets::frame::seal;
 use crate::tlp::Body;
 
-/// Only raw and system packets are damaged, as links repeat others until they are right. These and
-/// barrier signals can be duplicated.
+/// Only raw and system packets are damaged, because links retransmit all others until they are
+/// intact. These and barrier signals can be duplicated.
 impl Disturb for Body {
     fn duplicate(&self) -> Option<Self> {
         match self {
@@ -35,12 +35,12 @@ fn corrupt(frame: &mut [u8], random: u64) -> bool {
         let bit = (first + n * stride) % bits;
         tlp[(bit / 8) as usize] ^= 1 << (bit % 8);
     }
-    // Of a TLP that short the same bit may be changed twice; frames are longer.
+    // In such a short TLP the same bit may be changed twice; frames are longer.
     count * stride <= bits
 }
 
-/// Changes a byte of a frame's payload, and makes the check sequence fit. It is a single byte,
-/// because the checksums of IP, TCP and UDP detect any such change, but may miss larger ones.
+/// Changes a byte of a frame's payload, and recomputes the CRC. It is a single byte, because the
+/// checksums of IP, TCP and UDP detect any such change, but may miss larger ones.
 fn forge(frame: &mut [u8], random: u64) -> bool {
     let header = frame.get(ROUTING_HEADER_SIZE..HEADER_SIZE).and_then(|b| b.try_into().ok());
     let Some(header) = header.map(|bytes| TlpHeader(u64::from_le_bytes(bytes))) else {
@@ -90,7 +90,7 @@ mod tests {
             assert_eq!(frame(&damaged), frame(&whole));
             assert!(damaged.damage(random, false));
             assert!(!ecrc_is_right(frame(&damaged)), "{payload} {random:#x}");
-            // The way of the frame is the network's, whose own check would find damage there.
+            // The routing header is protected by the network's own check.
             assert_eq!(frame(&damaged)[..8], frame(&whole)[..8]);
 
             let mut forged = whole.duplicate().unwrap();

@@ -24,7 +24,7 @@ pub enum EccPlace {
 /// Errors to be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EccErrors {
-    /// The next so many uses of the memory meet one wrong bit each, which is corrected.
+    /// Each of this number of uses of the memory finds one wrong bit, which is corrected.
     Correctable(u64),
     /// More wrong bits than can be corrected. In tables the content is lost immediately, and the
     /// node fails. Elsewhere the next use detects them.

@@ -1,4 +1,4 @@
-//! Work that one thread at a time does, and that all others can request.
+//! Work that one thread does at a time, and that any thread can request.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -41,7 +41,8 @@ impl<T> Handover<T> {
             return false;
         }
         loop {
-            // Synchronises with the last thread to ask, and so sees what it did before.
+            // Synchronises with the last requesting thread, so this turn sees everything that it
+            // did before.
             self.stage.swap(RUNNING, AcqRel);
             if turn(&mut self.lock()) {
                 self.stage.swap(IDLE, AcqRel);

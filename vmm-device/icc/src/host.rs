@@ -19,8 +19,8 @@ pub trait Host: Send + Sync {
         true
     }
 
-    /// A doorbell of TNI `tni` rang: someone must call
-    /// [`Icc::run_queue`](crate::Icc::run_queue) soon.
+    /// A doorbell of TNI `tni` rang: the host must call [`Icc::run_queue`](crate::Icc::run_queue)
+    /// soon.
     fn doorbell(&self, tni: TniId, doorbell: Doorbell);
 
     /// A control queue was enabled or disabled, or a barrier channel unmasked or masked. Called by
@@ -59,7 +59,7 @@ pub trait Host: Send + Sync {
     }
 }
 
-/// The network as seen by a thread that drives devices.
+/// The network, for a thread that drives devices.
 pub trait Net {
     /// Returns true if a node's interface may send another request. If not,
     /// [`Icc::room`](crate::Icc::room) must be called when it may again. Answers and signals of
@@ -75,7 +75,7 @@ pub trait Net {
     /// Sends a packet from its source node.
     fn inject(&mut self, packet: Packet<Body>);
 
-    /// Lets arrivals that are due be handled before more is sent.
+    /// Handles arrivals that are due before more is sent.
     ///
     /// A carrier without delay delivers here what was injected so far; a carrier with delay does
     /// nothing.

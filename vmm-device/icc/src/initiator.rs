@@ -37,7 +37,7 @@ enum Step {
     Idle,
     /// Went on without anything to send.
     Done,
-    /// Sent a packet for so many bytes of a message.
+    /// Sent a packet for this number of bytes of a message.
     Sent(u32),
     /// Sent a raw or system packet.
     SentFrame(Tag),
@@ -51,9 +51,9 @@ pub(crate) struct Answered {
     /// The kind of command that has such answers.
     pub(crate) kind: CommandKind,
     pub(crate) answer: Answer,
-    /// Where the fault lies that the answer reports, if any.
+    /// The side of the fault that the answer reports, if any.
     pub(crate) at: Side,
-    /// The old value that the answer to an atomic command brings.
+    /// The old value in the answer to an atomic command.
     pub(crate) old: u64,
     /// Modelled time since the command, in picoseconds.
     pub(crate) model_ps: u64,
@@ -145,13 +145,13 @@ impl Icc {
         }
     }
 
-    /// Looks whether the queue's table has room for another command. If not, the queue is rung when
-    /// it has.
+    /// Checks whether the queue's table has room for another command. If not, the queue is rung
+    /// when it has.
     fn make_room(&self, queue: &Cq, transmit: &mut Transmit) -> bool {
         transmit.room = queue.room();
         if transmit.room == 0 {
             queue.stalled.store(true, SeqCst);
-            // A completion that came before the flag was set would not ring again.
+            // Check again: a completion before the flag was set did not ring the queue.
             transmit.room = queue.room();
         }
         transmit.room > 0
@@ -170,7 +170,7 @@ impl Icc {
         }
         transmit.waited = true;
         self.tni(queue.tni).waiting.enter(queue.id);
-        // Room that was made before the queue entered does not ring it.
+        // Check again: room made before the queue entered did not ring it.
         has_room()
     }
 
@@ -403,7 +403,7 @@ impl Icc {
         Ok(Step::SentFrame(active.tag))
     }
 
-    /// Goes on with a message, unless it has failed.
+    /// Continues a message, unless it has failed.
     fn continue_message(
         &self,
         queue: &Cq,
@@ -412,7 +412,7 @@ impl Icc {
         net: &mut dyn Net,
     ) -> Step {
         let failed = match queue.lock_completions().as_mut().and_then(|c| c.find(active.tag)) {
-            // After an error, or once the command was given up, the rest is not sent.
+            // After an error or a timeout, the rest is not sent.
             Some(command) => !command.rcode.is_success(),
             None => true,
         };
@@ -438,7 +438,7 @@ impl Icc {
         } else {
             BURST_BYTES
         };
-        // Whole TLPs, unless it is the end.
+        // Whole TLPs, except at the end.
         let limit = limit / message.mtu * message.mtu;
         let n = (message.length - active.sent).min(limit);
         let request = active.request(queue.gpid(), n);

@@ -1,4 +1,4 @@
-//! The interrupt registers of a unit, and the word in memory that can stand in for some of them.
+//! The interrupt registers of a unit, and the word in memory that can replace some of them.
 
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -12,8 +12,8 @@ use crate::host::Host;
 use crate::memory::{Access, DmaMemory, DmaResult};
 use crate::observe::format::Requests;
 
-/// The messages of a unit: those that were sent, and those that MSI-X was not enabled for. They are
-/// for [rules](tofu_rules), so a reset leaves them.
+/// The messages of a unit: those sent, and those lost while MSI-X was disabled. They are for
+/// [rules](tofu_rules), so a reset does not clear them.
 #[derive(Debug, Default)]
 struct Messages {
     sent: std::sync::atomic::AtomicU64,
@@ -57,7 +57,7 @@ impl<S: IrqSet> IrqUnit<S> {
         host.interrupt(self.vector);
     }
 
-    /// The number of messages that were sent, and of those that MSI-X was not enabled for.
+    /// The number of messages sent, and of those lost while MSI-X was disabled.
     pub(crate) fn messages(&self) -> (u64, u64) {
         let Messages { sent, lost } = &self.messages;
         (sent.load(Relaxed), lost.load(Relaxed))
@@ -109,7 +109,7 @@ impl<S: IrqSet> IrqUnit<S> {
         self.pending.fetch_and(!bits, SeqCst);
     }
 
-    /// A write to IMC: unmasks, and sends a message for what is still pending.
+    /// A write to IMC: unmasks, and sends a message for pending requests.
     pub(crate) fn clear_mask(&self, host: &dyn Host, bits: u64) {
         let unmasked = bits & self.mask.fetch_and(!bits, SeqCst);
         if unmasked & self.pending.load(SeqCst) != 0 {
@@ -243,7 +243,7 @@ mod loom_tests {
         model(|m| {
             m.unit.clear_mask(&m.host, REQUEST.raw());
             m.unit.set_mask(1);
-            // The driver polls here, so what it clears is not lost.
+            // The driver polls here, so the requests that it clears are not lost.
             m.unit.clear_pending(REQUEST.raw());
             m.unit.clear_mask(&m.host, REQUEST.raw());
         });

@@ -1,7 +1,7 @@
 //! The readable registers of a device, by the names of the register map.
 //!
 //! Write-only registers are left out, and so are control queues and barrier gates that are not
-//! enabled, as there are thousands of these.
+//! enabled, because there are thousands of these.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Runs of guest memory, as translation gives them.
+//! Runs of guest memory, the result of translation.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 pub use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Visit};
 
-/// The memory that a device reaches: as it is, or with faults for drivers to be tried with.
+/// The memory of a device, without faults, or with injected ones to test drivers.
 pub(crate) struct Reach {
     memory: Arc<dyn DmaMemory>,
     refusing: OnceLock<Arc<dyn DmaMemory>>,

@@ -109,7 +109,8 @@ impl Message {
             peer: self.peer(),
             path: self.header1.path(),
             edata: self.header2.edata(),
-            // The TLP that the notice is for: behind it after a success, at it after an error.
+            // `advance` is the end of the notice's TLP after a success, and its start after an
+            // error.
             initial: if rcode.is_success() { advance <= tlp } else { error_at == 0 },
             length: tlp,
             local: self.local.advanced(advance.into()),

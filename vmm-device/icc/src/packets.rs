@@ -30,7 +30,7 @@ use crate::tlp::Request;
 use crate::tni::Tni;
 use tofu_rules::Point;
 
-/// Something for the packet receive queue, and the counter for it if there is no place.
+/// An entry for the packet receive queue, and the counter for it if there is no room.
 struct Delivery<'a> {
     code: PrqRcode,
     /// True if the device wrote it itself.
@@ -113,7 +113,7 @@ impl Icc {
         let Incoming { from, request, now_ns, .. } = *incoming;
         self.refused.note(
             now_ns,
-            // Of addresses, the rule was counted when the address was looked up.
+            // For addresses, the rule was counted when the address was translated.
             (rcode, rules::of_local(rcode.local())),
             || {
                 let (from, tni) = (from.node, from.tni);
@@ -157,8 +157,8 @@ impl Icc {
         self.deliver(unit, &Delivery { code, own: true, bytes, discards }, now_ns);
     }
 
-    /// Puts something into the packet receive queue of a TNI, or counts it as discarded. Returns
-    /// whether it is there.
+    /// Puts an entry into the packet receive queue of a TNI, or counts it as discarded. Returns
+    /// true if it is in the queue.
     fn deliver(&self, unit: &Tni, delivery: &Delivery<'_>, now_ns: u64) -> bool {
         let Delivery { code, own, bytes, discards } = *delivery;
         if unit.read(TniReg::PrqMask) >> (code as u8) & 1 != 0 {

@@ -75,8 +75,8 @@ impl SharedPages {
 /// They are at successive offsets.
 #[derive(Debug)]
 pub(crate) struct PageRegisters<const N: usize> {
-    /// The registers of a private page. In a shared page, a stand-in for a register that the
-    /// mapping does not have (which cannot happen, but need not be fatal either).
+    /// The registers of a private page. In a shared page, a substitute for a register outside of
+    /// the mapping, which cannot happen, but need not be fatal.
     own: [AtomicU64; N],
     shared: Option<(SharedPages, usize)>,
 }
@@ -107,7 +107,7 @@ impl<const N: usize> PageRegisters<N> {
     }
 
     /// Sets all registers to 0, and in a shared page also the memory between them: the next user of
-    /// the page must not find what the former one has left there.
+    /// the page must not find data of the former one.
     pub(crate) fn clear(&self) {
         for own in &self.own {
             own.store(0, Ordering::Release);
@@ -147,8 +147,8 @@ impl Page {
         self.reg(reg).store(value, Ordering::Release);
     }
 
-    /// Adds to a counter. Only for counters with one writer at a time: a guest that scribbles over
-    /// a shared page changes only what it reads itself.
+    /// Adds to a counter. Only for counters with one writer at a time: a guest that overwrites a
+    /// shared page changes only values that it reads itself.
     pub(crate) fn add(&self, reg: CqReg, n: u64) {
         self.reg(reg).fetch_add(n, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The register space as the guest reaches it through BAR0.
+//! The guest's accesses to the register space through BAR0.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -130,7 +130,7 @@ impl Icc {
             Register::Port { .. } => {}
             Register::Bgs { tni, bg, reg } => self.write_bgs(tni, bg, reg, write),
             Register::Bch { tni, bch, reg } => self.write_bch(tni, bch, reg, write),
-            // Only the gates write what they hold.
+            // Only the gates write these.
             Register::BgsData { .. } => {}
         }
     }
@@ -305,7 +305,7 @@ impl Icc {
         }
     }
 
-    /// Counts whether a packet queue is there after its address was written; 0 turns it off.
+    /// Counts whether a packet queue is valid after its address was written; 0 turns it off.
     fn note_packet_queue(&self, tni: TniId, reg: TniReg, address: u64) {
         let there = match reg {
             TniReg::PbqPa => PacketQueues::has_buffers,

@@ -20,7 +20,7 @@ impl Icc {
     pub fn arrive(&self, packet: &Packet<Body>, net: &mut dyn Net) {
         let there = |tni: &TniId| self.description().has_tni(*tni);
         let Some(tni) = TniId::new(packet.dst_tni).filter(there) else {
-            // Only a raw frame may name an interface that no node has, or a hostile peer.
+            // Only a raw frame, or a hostile peer, may name an interface that no node has.
             if let Some(answer) = self.refuse(packet) {
                 net.inject(answer);
             }
@@ -64,7 +64,7 @@ impl Icc {
         self.account(self.queue(tni, tag.cq), tag, u32::MAX, end, now_ns);
     }
 
-    /// A packet of this node was lost on its way, for the reason that `rcode` gives.
+    /// Handles the loss of a packet of this node in transit, for the reason `rcode`.
     ///
     /// A lost request completes its command with that code immediately: a raw or system packet in
     /// its TCQ entry, any other command in its notice. A lost answer is ignored, because the
@@ -76,7 +76,7 @@ impl Icc {
             self.signal_lost(tni, signal, rcode);
         }
         if let Some((tag, true)) = packet.body.tag() {
-            // A frame is all of its command, and has no answers to wait for.
+            // A frame is its whole command, and has no answers.
             let n = match &packet.body {
                 Body::Frame { .. } => u32::MAX,
                 body => body.requested().max(1),
@@ -94,7 +94,7 @@ impl Icc {
         }
     }
 
-    /// A packet, of whichever node, was lost at this node, where it should have left through
+    /// Handles the loss of any node's packet at this node, where it should have left through
     /// `port`: raises the matching network router request.
     pub fn router_event(&self, port: Option<Port>, reason: DiscardReason) {
         let (port, request) = match (port, reason) {

@@ -210,8 +210,8 @@ impl Icc {
         // An uncorrectable error there fails the node.
         let _ = self.ecc.is_lost(EccPlace::Tables);
         let pin = queue.tables.pin();
-        // Only now is it certain that disabling the queue, or turning bus mastering off, waits for
-        // this access. So both are checked once more.
+        // Only from here on do disabling the queue and turning bus mastering off wait for this
+        // access. So both are checked again.
         if !queue.enabled() {
             return Err(Rcode::CQ_DISABLED);
         }
@@ -265,8 +265,8 @@ impl Icc {
         self.raise(queue, fault).remote()
     }
 
-    /// Where the memory of a request is, how many bytes of it exist, and why not more. If a TLP has
-    /// a fault, none of its bytes count.
+    /// Returns the memory of a request, the number of its valid bytes, and the fault after these.
+    /// If a TLP has a fault, none of its bytes count.
     fn locate(
         &self,
         queue: &Cq,
@@ -314,7 +314,7 @@ impl Icc {
         incoming.answer(done, code)
     }
 
-    /// Lets a queue in session mode take more descriptors, as a message that has arrived says.
+    /// Lets a queue in session mode take more descriptors, by the number in an arrived message.
     fn advance_session(&self, queue: &Cq, request: &Request) {
         if queue.advance_session(request.sps) {
             self.host().doorbell(queue.tni, queue.id.into());
@@ -403,7 +403,7 @@ impl Icc {
     }
 
     /// Notices at the target for the `done` bytes of a burst: one for every TLP if the command
-    /// asks for packet responses, otherwise only when the message ends here.
+    /// requests packet responses, otherwise only when the message ends here.
     fn halfway_notices(
         &self,
         queue: &Cq,

@@ -13,9 +13,9 @@ use crate::tlp::{Body, Payload};
 /// Costs of a generation's commands at the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandTiming {
-    /// From a command in the interface to its first TLP in the crossbar, in picoseconds.
+    /// The time from a command in the interface to its first TLP in the crossbar, in picoseconds.
     pub issue_ps: u64,
-    /// From a TLP that is in to its data where a process reads it, in picoseconds.
+    /// The time from a TLP's arrival until a process can read its data, in picoseconds.
     pub deliver_ps: u64,
     /// An access to main memory, in picoseconds: for a descriptor that is fetched, for data that is
     /// read, and for data that is not put into the target's cache.
@@ -27,8 +27,7 @@ pub struct CommandTiming {
     /// The additional time at each end if its process is in a memory group far from the
     /// interface, in picoseconds.
     pub far_ps: u64,
-    /// The time for which a command keeps the interface from beginning the next one, in
-    /// picoseconds.
+    /// The time between the starts of two commands of an interface, in picoseconds.
     pub command_ps: u64,
     /// Bytes a second of data on the bus between memory and interfaces, in either direction, if
     /// that is less than the interfaces can send.

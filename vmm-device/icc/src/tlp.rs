@@ -1,8 +1,8 @@
 //! Transport layer packets, which TNIs exchange.
 //!
-//! The layout of a TLP on the wire is not public, so its fields are ours; sizes are
-//! those of the TofuD frame format ([`wire_bytes`]). A [`Body`] stands for a burst of
-//! consecutive TLPs of one command.
+//! The layout of a TLP on the wire is not public, so its fields are ours; sizes are those of the
+//! TofuD frame format ([`wire_bytes`]). A [`Body`] represents a burst of consecutive TLPs of one
+//! command.
 
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};
@@ -86,14 +86,15 @@ pub struct Request {
     pub gpid: u64,
     /// The command's second header: flags and edata.
     pub header2: Header2,
-    /// By how many descriptors the target queue's session advances when the message has arrived.
+    /// The number of descriptors by which the target queue's session advances when the message has
+    /// arrived.
     pub sps: u8,
     /// Address at the target where this burst begins.
     pub remote: StagOffset,
     /// Address at the initiator where this burst begins. For piggyback and atomic commands only its
     /// CQ id has a meaning: it is the initiator's.
     pub local: StagOffset,
-    /// Where in the message this burst begins, in bytes.
+    /// Offset of this burst in the message, in bytes.
     pub position: u32,
     /// Bytes of this burst.
     pub length: u32,
@@ -104,7 +105,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns true if the TLPs have a size that a device gives them.
+    /// Returns true if the TLPs have a size that a device sends.
     pub(crate) fn has_legal_mtu(&self) -> bool {
         self.mtu > 0 && self.mtu <= MAX_MTU && self.mtu.is_multiple_of(MTU_UNIT)
     }
@@ -131,7 +132,7 @@ impl Request {
 pub struct Answer {
     /// The initiator's command.
     pub tag: Tag,
-    /// Where in the message the burst began, in bytes.
+    /// Offset of the burst in the message, in bytes.
     pub position: u32,
     /// Bytes of the burst.
     pub length: u32,

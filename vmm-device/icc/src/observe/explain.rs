@@ -207,7 +207,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Looks at the memory block of a steering entry; returns it with the size and number of its
+    /// Reads the memory block of a steering entry; returns it with the size and number of its
     /// pages.
     fn walk_block(
         &mut self,
@@ -361,7 +361,7 @@ pub(crate) fn blocks(tree: &mut Tree<'_>, tables: &Tables, memory: &dyn DmaMemor
     }
 }
 
-/// Registers of a table: whether it is there, where, and how many entries it has.
+/// Registers of a table: enable, address, and number of entries.
 type Registers = [(CqsReg, &'static str); 3];
 
 const STEERING: Registers = [

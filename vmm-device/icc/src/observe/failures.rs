@@ -1,8 +1,8 @@
 //! The last commands that failed, and the last requests of other nodes that were refused, with the
 //! reasons in words.
 //!
-//! Finding a reason costs more than failing, so only a limited number per second are looked for. A
-//! guest whose commands all fail costs no more than that.
+//! Finding a reason costs more than the failure, so only a limited number per second are
+//! determined. This also bounds the cost of a guest whose commands all fail.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,7 +26,7 @@ pub(crate) struct Failure {
     /// Queue, and the command in words.
     command: String,
     rcode: Rcode,
-    /// The rule that it has broken, if it has broken one.
+    /// The rule that it has broken, if any.
     rule: Option<Rule>,
     why: String,
 }

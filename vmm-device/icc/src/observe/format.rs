@@ -43,7 +43,7 @@ pub(crate) struct Requests<S>(pub(crate) S);
 
 impl<S: IrqSet> Inspect for Requests<S> {
     fn inspect(&self, visit: Visit<'_>) {
-        // Bits that are no requests mean nothing.
+        // Bits that are not requests have no meaning.
         let raw = self.0.raw() & S::ALL.raw();
         if raw == 0 {
             return visit.text("none");

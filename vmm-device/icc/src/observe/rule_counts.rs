@@ -1,4 +1,4 @@
-//! Where the device counts the rules that exceptions are about, and the counts of all rules.
+//! Counts of the rules behind exceptions, and the counts of all rules.
 
 use tofu_abi::irq::{BgsIrqs, CqsIrqs, TniIrqs};
 use tofu_rules::{Report, Rule};
@@ -8,7 +8,7 @@ use crate::irq::IrqUnit;
 use crate::observe::rules::{OF_GATE, OF_INTERFACE, OF_QUEUE};
 
 impl Icc {
-    /// Counts the rules that these exceptions of a queue are about.
+    /// Counts the rules behind these exceptions of a queue.
     #[inline]
     pub(crate) fn count_queue_exceptions(&self, requests: CqsIrqs) {
         if requests.intersects(CqsIrqs::EXCEPTIONS) {
@@ -32,8 +32,8 @@ impl Icc {
         broken.for_each(|(_, rule)| self.rules.broke(*rule));
     }
 
-    /// The counts of all rules. Entries of tables that have changed while the device still uses
-    /// what it had read of them are found now.
+    /// The counts of all rules. Also checks for entries of tables that have changed while the
+    /// device still uses its cached copies.
     pub fn rules(&self) -> Report {
         let mut report = self.rules.report();
         if self.dma_enabled() {

@@ -1,4 +1,4 @@
-//! The rules that result codes and interrupt requests are about.
+//! The rules behind result codes and interrupt requests.
 //!
 //! Most rules are checked where the device finds that it cannot carry out a command or access. It
 //! reports that by a result code or an interrupt request. This module maps both to their rules.
@@ -39,8 +39,8 @@ pub(crate) fn of_local(rcode: Rcode) -> Option<Rule> {
     })
 }
 
-/// The rule that a command has broken, if it was sent and fails with this code elsewhere. A link
-/// that is down and an answer that does not come break none.
+/// Returns the rule that a command has broken, if it was sent and fails with this code elsewhere. A
+/// link that is down, or a missing answer, breaks none.
 pub(crate) fn of_remote(rcode: Rcode) -> Option<Rule> {
     Some(match rcode {
         Rcode::NO_SUCH_NODE => Rule::TargetNode,
@@ -70,7 +70,7 @@ pub(crate) fn of_begun(rcode: Rcode) -> Option<Rule> {
     }
 }
 
-/// The rules that exceptions of a control queue are about.
+/// The rules behind exceptions of a control queue.
 pub(crate) const OF_QUEUE: [(CqsIrqs, Rule); 5] = [
     (CqsIrqs::TOQ_READ_EXCEPTION, Rule::ToqMemory),
     (CqsIrqs::TOQ_SOURCE_TYPE_EXCEPTION, Rule::SourceType),
@@ -79,7 +79,7 @@ pub(crate) const OF_QUEUE: [(CqsIrqs, Rule); 5] = [
     (CqsIrqs::MRQ_OVERFLOW, Rule::MrqRoom),
 ];
 
-/// The rules that exceptions of an interface are about.
+/// The rules behind exceptions of an interface.
 pub(crate) const OF_INTERFACE: [(TniIrqs, Rule); 5] = [
     (TniIrqs::PBQ_READ_EXCEPTION, Rule::PbqMemory),
     (TniIrqs::PBQ_UNDERFLOW, Rule::PbqBuffers),
@@ -88,7 +88,7 @@ pub(crate) const OF_INTERFACE: [(TniIrqs, Rule); 5] = [
     (TniIrqs::INACTIVE_BG, Rule::GateInactive),
 ];
 
-/// The rules that exceptions of a gate are about, other than those of its links.
+/// The rules behind exceptions of a gate, other than those of its links.
 pub(crate) const OF_GATE: [(BgsIrqs, Rule); 4] = [
     (
         BgsIrqs::NODE_ADDRESS_UNMATCH.union(BgsIrqs::GPID_UNMATCH).union(BgsIrqs::BSEQ_UNMATCH),

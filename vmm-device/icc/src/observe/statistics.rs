@@ -1,4 +1,4 @@
-//! The crossbar's statistics queue, and counters for people rather than for drivers.
+//! The crossbar's statistics queue, and counters for users rather than for drivers.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -115,7 +115,7 @@ impl Statistics {
         self.quiesce();
     }
 
-    /// Waits for a dump in progress. Something must keep another one from beginning.
+    /// Waits for a dump in progress. The caller must prevent another one.
     pub(crate) fn quiesce(&self) {
         drop(lock(&self.dumping));
     }

@@ -1,4 +1,4 @@
-//! Steps of commands, as the device reports them to its host.
+//! Steps of commands, which the device reports to its host.
 //!
 //! The device has no clock and keeps no trace. While a trace runs, it reports the steps of each
 //! command to its [`Host`](crate::Host), which notes the time of each. Without a trace, a step
@@ -21,7 +21,7 @@ pub enum Event {
         tni: TniId,
         /// The command.
         tag: Tag,
-        /// Place of its descriptor in the transmit order queue.
+        /// Slot of its descriptor in the transmit order queue.
         slot: u32,
         /// First header: command, target, path.
         header1: Header1,
@@ -40,7 +40,7 @@ pub enum Event {
         tni: TniId,
         /// The queue.
         cq: CqId,
-        /// Place of its descriptor in the transmit order queue.
+        /// Slot of its descriptor in the transmit order queue.
         slot: u32,
         /// First header.
         header1: Header1,
@@ -60,7 +60,7 @@ pub enum Event {
         from_tni: TniId,
         /// The sender's command.
         tag: Tag,
-        /// Where in its message the request begins, in bytes.
+        /// Offset of the request in its message, in bytes.
         position: u32,
         /// Bytes that were read or written; 0 for a frame that was discarded.
         done: u32,
@@ -73,7 +73,7 @@ pub enum Event {
         tni: TniId,
         /// The command.
         tag: Tag,
-        /// Where in the message the answered part begins, in bytes.
+        /// Offset of the answered part in the message, in bytes.
         position: u32,
         /// Bytes of it that were read or written.
         done: u32,

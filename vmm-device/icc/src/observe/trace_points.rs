@@ -47,7 +47,7 @@ impl Icc {
         }
     }
 
-    /// When a request of that many bytes has come, if commands are traced.
+    /// The arrival time of a request of this length, if commands are traced.
     #[inline]
     pub(crate) fn came(&self, length: u32) -> u64 {
         if length >= LONG && self.traced.is_on() { self.host().stamp() } else { 0 }
@@ -64,7 +64,7 @@ impl Icc {
         }
     }
 
-    /// Reports a frame that has come, of which `done` bytes are in the packet receive queue.
+    /// Reports a received frame; `done` bytes of it are in the packet receive queue.
     pub(crate) fn tell_received(&self, tni: TniId, from: Peer, tag: Tag, done: usize) {
         if self.traced.is_on() {
             let (from, from_tni) = (from.node, from.tni);

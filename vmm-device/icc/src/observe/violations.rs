@@ -1,8 +1,8 @@
 //! Rate-limited log of guest protocol violations.
 //!
-//! The lines have level debug and a separate target, so that a user can ask for them without
-//! knowing which crate writes them. A guest must not fill the log, so only a few lines are written
-//! per second; the rest is counted.
+//! The lines have level debug and a separate target, so that a user can enable them without knowing
+//! which crate writes them. A guest must not fill the log, so only a few lines are written per
+//! second; the rest is counted.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use tofu_sync::lock;
 
 use crate::page::{DIRECT, PIGGYBACK};
 
-/// Log target for what guests do against the rules.
+/// Log target for violations by guests.
 pub const LOG_TARGET: &str = "device";
 
 /// Most lines of a node per second.
@@ -51,7 +51,7 @@ impl Lately {
 }
 
 impl Violations {
-    /// Reports something that the guest of `node` did against the rules.
+    /// Reports a violation by the guest of `node`.
     pub(crate) fn tell(&self, node: Coords, now_ns: u64, what: fmt::Arguments<'_>) {
         match lock(&self.0).take(now_ns) {
             Some(0) => log::debug!(target: LOG_TARGET, "node {node}: {what}"),
@@ -69,7 +69,7 @@ pub(crate) fn are_told() -> bool {
     log::log_enabled!(target: LOG_TARGET, Debug)
 }
 
-/// A control queue, as it is called in the log.
+/// The name of a control queue in the log.
 pub(crate) struct QueueName(pub(crate) TniId, pub(crate) CqId);
 
 impl fmt::Display for QueueName {
@@ -78,7 +78,7 @@ impl fmt::Display for QueueName {
     }
 }
 
-/// A register, as it is called in the log: whose it is, and its name in the register map.
+/// The name of a register in the log: its unit, and its name in the register map.
 pub(crate) struct RegisterName(pub(crate) Register);
 
 impl fmt::Display for RegisterName {

@@ -12,7 +12,7 @@ use crate::irq::Arm;
 use crate::memory::DmaMemory;
 use crate::observe::format::Ring as At;
 
-/// A queue of the packet interface: where it is, and where its next entry goes.
+/// A queue of the packet interface: its address, and the position of its next entry.
 #[derive(Clone, Copy, Debug)]
 struct Ring {
     base: u64,
