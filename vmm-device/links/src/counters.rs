@@ -4,7 +4,7 @@ use crate::VCS;
 
 /// The counters of one end of a link as a sender and as a receiver.
 ///
-/// A [`Sender`](crate::Sender) and a [`Receiver`](crate::Receiver) count what they see. Their
+/// A [`Sender`](crate::Sender) and a [`Receiver`](crate::Receiver) count their own events. Their
 /// driver counts the rest: bytes, waiting, and frames dropped because their link is down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -12,7 +12,7 @@ pub struct Counters {
     pub send_frames: u64,
     /// Frames resent.
     pub replayed: u64,
-    /// Frames that were marked as bad on the way out.
+    /// Frames that were marked as bad while they were sent.
     pub send_nullified: u64,
     /// DLLPs sent.
     pub send_dllp: u64,

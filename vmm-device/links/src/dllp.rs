@@ -46,8 +46,8 @@ impl Seq {
 
 /// A data-link-layer packet: one end of a link reports on the frames from the other end.
 ///
-/// Each is true whenever it arrives, and supersedes all earlier ones of its kind: a number is the
-/// latest, and credits are a running total *(ours)*. Any of them may therefore be lost.
+/// Each is valid at any time of arrival, and supersedes all earlier ones of its kind: a number is
+/// the latest, and credits are a running total *(ours)*. Any of them may therefore be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dllp {
     /// This frame and all before it have been accepted.

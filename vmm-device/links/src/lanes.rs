@@ -44,8 +44,8 @@ const fn product(a: u64, b: u64) -> u64 {
 
 /// The lanes of one direction of a link.
 ///
-/// The receiving end watches the last 64 slices, or frames, of each lane. TofuD's tells the sender
-/// which lanes are bad (STAT). While any lane is bad, every lane carries the whole frame, and one
+/// The receiving end monitors the last 64 slices, or frames, of each lane. TofuD's reports the bad
+/// lanes to the sender (STAT). While any lane is bad, every lane carries the whole frame, and one
 /// good copy is enough; a lane that recovers is used again (TofuD paper, IV.E). Tofu2's receiver
 /// permanently removes a bad lane, as long as there is another. The thresholds at which a lane
 /// counts as bad, and as good again, are *ours*.
@@ -56,7 +56,7 @@ pub struct Lanes {
     all: u8,
     dead: u8,
     given_up: u8,
-    /// Lanes that are bad, as the receiver sees it and as the sender knows it.
+    /// Bad lanes, according to the receiver, and as last reported to the sender.
     bad: u8,
     told: u8,
     /// Nothing can go wrong, and nothing recently did.
@@ -66,9 +66,9 @@ pub struct Lanes {
     spoilt: [u64; MAX_LANES],
 }
 
-/// That many corrupted of the last 64 make a lane bad.
+/// This number of corrupted ones among the last 64 makes a lane bad.
 const BAD: u32 = 8;
-/// With no more than that many, it is good again.
+/// With no more than this number, it is good again.
 const GOOD: u32 = 1;
 
 impl Lanes {
@@ -144,7 +144,7 @@ impl Lanes {
         self.quiet && self.given_up == 0
     }
 
-    /// STAT: the lanes that are bad, as the receiver sees it, as bits.
+    /// STAT: the lanes that are bad according to the receiver, as bits.
     pub const fn stat(&self) -> u8 {
         self.bad
     }

@@ -209,9 +209,9 @@ impl Parameters {
 
     /// Rows that a frame takes in buffers.
     ///
-    /// `frame` is the size of routing header and TLP, without what a link adds. A frame of more
-    /// rows than there are numbers for counts as the longest. Only TNW has such a short row, and
-    /// none of its frames comes near that.
+    /// `frame` is the size of routing header and TLP, without what a link adds. A frame with more
+    /// rows than [`Rows`] can hold counts as the longest. That is possible only with TNW's short
+    /// rows, and none of its frames is nearly that long.
     #[inline]
     pub const fn rows(&self, frame: u16) -> Rows {
         let rows = frame.div_ceil(self.row as u16);

@@ -7,7 +7,7 @@ use crate::{Counters, Dllp, Parameters, Ps, Rows, Sender, Seq, VCS};
 pub enum Check {
     /// It is intact.
     Good,
-    /// It is intact, and marked as bad: a switch sent it on before noticing an error.
+    /// It is intact, but marked as bad: a switch forwarded it before it noticed an error.
     Nullified,
     /// It is corrupted, so nothing in it can be relied on.
     Bad,
@@ -18,10 +18,10 @@ pub enum Check {
 pub enum Verdict {
     /// It accepts the frame.
     Accept,
-    /// It drops the frame and has it resent. If the frame is already being sent on, it is marked as
-    /// bad.
+    /// It drops the frame and requests its retransmission. If the frame is already being forwarded,
+    /// it is marked as bad.
     Refuse,
-    /// It drops the frame, as another with its number will come.
+    /// It drops the frame, because another one with its number will come.
     Nullified,
     /// It drops the frame, as it already has it.
     Duplicate,
@@ -34,8 +34,7 @@ const NACK: u8 = 1 << (VCS + 1);
 /// The receiving end of one direction of a link: the next expected frame, and the pending ACKs,
 /// NACKs and credit updates.
 ///
-/// It has no queues, as its driver has them; a sender with credit for a frame knows that there is
-/// room.
+/// Its driver has the queues; the sender's credit ensures that there is room for a frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Receiver {
     expected: Seq,

@@ -29,8 +29,8 @@ pub enum Reason {
 pub struct Wait {
     /// The reason for waiting.
     pub reason: Reason,
-    /// When it will have that at the latest, as far as known; [`NEVER`] if it depends on a DLLP
-    /// that may come, or on what is still to happen at the other end.
+    /// The latest known time at which the wait ends; [`NEVER`] if it depends on a DLLP, or on
+    /// future events at the other end.
     pub until: Ps,
 }
 
@@ -95,7 +95,7 @@ pub struct Sender {
     first_return: u8,
     returns: u8,
     timeout: Ps,
-    /// When a lack of acknowledgements, and of credit, must be acted upon.
+    /// The deadlines for an acknowledgement, and for credit.
     ack_deadline: Ps,
     credit_deadline: Ps,
     /// For frame n, at n % WINDOW: its size, and when its acknowledgement arrives, if known.
@@ -191,7 +191,7 @@ impl Sender {
     /// Returns true if a new frame of that many rows may be sent on a virtual channel.
     ///
     /// # Errors
-    /// A [`Wait`] that says what it waits for, and until when.
+    /// A [`Wait`] with the reason and the time of the wait.
     #[inline]
     pub fn may_send(&mut self, vc: u8, rows: Rows, now: Ps) -> Result<(), Wait> {
         if self.cursor != self.next {
@@ -257,8 +257,8 @@ impl Sender {
     /// Sends a new frame, for which [`may_send`](Self::may_send) has found room. Returns its
     /// sequence number.
     ///
-    /// `ack_at` is when its acknowledgement will have arrived, or [`NEVER`] if that is left to
-    /// [`dllp`](Self::dllp).
+    /// `ack_at` is the time at which its acknowledgement arrives, or [`NEVER`] if
+    /// [`dllp`](Self::dllp) will report it.
     #[inline]
     pub fn send(
         &mut self,
@@ -284,8 +284,8 @@ impl Sender {
         seq
     }
 
-    /// Marks the latest new frame as bad while it is sent, as its incoming frame was bad. The other
-    /// end drops it, and its number, room and credit are free again.
+    /// Marks the latest new frame as bad while it is sent, because the incoming frame was bad. The
+    /// other end drops it, and its number, room and credit are free again.
     pub fn nullify(&mut self, vc: u8, counters: &mut Counters) {
         if self.oldest == self.next {
             return;
@@ -425,8 +425,8 @@ impl Sender {
         self.replays > MOST_ATTEMPTS || self.polls > MOST_ATTEMPTS
     }
 
-    /// Starts over with the frame after the latest, as the link went down. Unacknowledged frames
-    /// are forgotten. `lost` returns the virtual channel of a frame that the other end has not
+    /// Starts over with the frame after the latest, because the link went down. Unacknowledged
+    /// frames are dropped. `lost` returns the virtual channel of a frame that the other end has not
     /// accepted, whose credit is then free again. [`Receiver::restart`](crate::Receiver::restart)
     /// comes next.
     pub fn restart(&mut self, mut lost: impl FnMut(Seq) -> Option<u8>) {
@@ -443,8 +443,8 @@ impl Sender {
         (self.ack_deadline, self.credit_deadline) = (NEVER, NEVER);
     }
 
-    /// When to call [`timeout`](Self::timeout), if nothing happens before; [`NEVER`] if there is
-    /// nothing to wait for.
+    /// Returns when to call [`timeout`](Self::timeout), if nothing happens before; [`NEVER`] if
+    /// nothing is pending.
     pub const fn deadline(&self) -> Ps {
         if self.ack_deadline < self.credit_deadline {
             self.ack_deadline

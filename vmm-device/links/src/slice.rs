@@ -68,7 +68,7 @@ pub enum Fault {
     /// A slice has no valid start or end.
     #[error("no preamble, or no gap")]
     Framing,
-    /// A slice's length is not what its routing header says.
+    /// A slice's length does not match its routing header.
     #[error("of another length than LEN and PAT say")]
     Length,
     /// PAT is unknown, or not that of the frame.
@@ -114,7 +114,7 @@ fn fcs(bytes: &[u8]) -> [u8; 3] {
     bytes
 }
 
-/// The CRC of a frame: of what is the same on every link.
+/// The CRC of a frame, over the parts that are the same on every link.
 fn lcrc(routing: RoutingHeader, tlp: &[u8]) -> [u8; 4] {
     let same = routing.with_vc(0).with_pat(0).with_stat(0).with_seq(0);
     let mut crc = crc32fast::Hasher::new();
@@ -263,8 +263,8 @@ pub struct Assembled {
     pub nullified: bool,
 }
 
-/// Assembles a frame from what came on the two lanes, with its TLP at the beginning of `out`. For a
-/// frame that was sent whole, one slice is enough.
+/// Assembles a frame from the slices of the two lanes, with its TLP at the beginning of `out`. For
+/// a frame that was sent whole, one slice is enough.
 ///
 /// # Errors
 /// A [`Fault`] if the slices are not those of one frame.

@@ -2,7 +2,7 @@
 //!
 //! Packets travel over a [`Transport`] as messages: a byte that gives the kind of message, and the
 //! packet as bytes ([`tofu_fabric::wire`]). A peer's message is checked here, by the fabric, and by
-//! the device that it is for. A message that does not pass is counted and dropped, and this shard
+//! the device that it is for. A message that fails a check is counted and dropped, and this shard
 //! continues.
 
 use std::sync::Arc;
@@ -17,8 +17,7 @@ use tofu_fabric::{Class, Crossing, NodeId, Packet, Route, ShardId, Shards, Stray
 /// Messages for one shard arrive there in the order in which they were sent, each once. After the
 /// first message that is lost, none arrives.
 pub trait Transport: Send + Sync {
-    /// Sends a message to a shard, without waiting for it. Returns false if that shard is not
-    /// there.
+    /// Sends a message to a shard without waiting. Returns false if that shard is not connected.
     fn send(&self, to: ShardId, message: Vec<u8>) -> bool;
 
     /// Like [`Transport::send`], for a message from or about another shard's node. It also returns
@@ -28,8 +27,8 @@ pub trait Transport: Send + Sync {
         self.send(to, message)
     }
 
-    /// Says that requests of `whose` caused the message just sent to `to`. If much waits for `to`,
-    /// `whose` must send no more of them for a while.
+    /// Reports that requests of `whose` caused the message just sent to `to`. If much data waits
+    /// for `to`, `whose` must be throttled for a while.
     fn hold_back(&self, _whose: ShardId, _to: ShardId) {}
 
     /// True if the transport accepts more requests. If not, it must call
@@ -95,7 +94,7 @@ pub(crate) struct Cables {
     counters: Box<[Counters]>,
 }
 
-/// The shard that a message was sent for, and whether the message only passes through here.
+/// The shard on whose behalf a message was sent, and whether the message only passes through here.
 struct Whose {
     /// The shard whose request it is, or whose request it answers.
     asked: ShardId,

@@ -1,5 +1,4 @@
-//! The clock of a machine whose links are modelled, and how it waits for the thread that drives
-//! them.
+//! The clock of a machine with modelled links. It waits for the thread that drives them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

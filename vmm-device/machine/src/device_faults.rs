@@ -14,7 +14,7 @@ use vm_memory::VolatileSlice;
 
 /// Most faults of single messages and accesses.
 pub const MOST_PLANNED: usize = 16;
-/// Most messages that are delayed at a time; others are sent at once.
+/// The most messages that are delayed at a time; others are sent immediately.
 const MOST_DELAYED: usize = 1024;
 
 /// The faults of a device.
@@ -169,7 +169,7 @@ impl Injector {
                 return fate;
             }
         }
-        // Without delays a seed means the same as before there were any.
+        // Without delays, a seed has the same effect as before delays were introduced.
         let shares = [
             (faults.msix_lost, Fate::Lost),
             (faults.msix_doubled, Fate::Doubled),
@@ -207,7 +207,7 @@ impl Injector {
         }
     }
 
-    /// Replaces what a register has by something else, in its share of the cases.
+    /// Replaces the value of a register by another one, with the configured probability.
     pub(crate) fn read(&self, data: &mut [u8]) {
         if !self.are_set() {
             return;

@@ -30,7 +30,7 @@ pub trait Drive: Device {
         None
     }
 
-    /// Switches on or off that a node's device reports what happens to commands.
+    /// Turns a device's reports about its commands on or off.
     fn set_traced(node: &Self::Node, on: bool) {
         let _ = (node, on);
     }
@@ -66,7 +66,7 @@ pub trait View<D: Device> {
     /// must be enqueued for another.
     fn run(&mut self, node: &D::Node, work: D::Work) -> bool;
 
-    /// Does what is due by now at a node. Returns its next deadline.
+    /// Does all work that is due at a node. Returns its next deadline.
     fn expire(&mut self, node: &D::Node) -> u64;
 
     /// Releases packets that a fault holds back.

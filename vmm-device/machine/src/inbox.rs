@@ -89,7 +89,7 @@ impl<W: PartialEq> Inbox<W> {
         self.wake();
     }
 
-    /// Does what is due at the engine's nodes at `deadline_ns`.
+    /// Requests the work that is due at the engine's nodes at `deadline_ns`.
     pub(crate) fn want(&self, deadline_ns: u64) {
         if deadline_ns < self.deadline.fetch_min(deadline_ns, SeqCst) {
             self.wake();

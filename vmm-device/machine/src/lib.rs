@@ -255,7 +255,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// If `coords` are outside the machine or taken, or the host has no memory left.
+    /// If `coords` are outside the machine or in use, or the host has no memory left.
     pub fn add_node(&self, coords: Coords, memory: Arc<dyn DmaMemory>) -> Result<Arc<Node>, Error> {
         self.add_node_of(coords, NodeParts::new(memory))
     }

@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn late_time_is_made_up_without_waiting() {
-        // There is time enough for all events, as soon as the thread runs.
+        // There is enough time for all events, once the thread runs.
         assert_eq!(on_a_busy_host(300, 4000 * US).0, 1);
         assert!(on_a_busy_host(20_000, 100 * US).0 < 250);
     }

@@ -357,7 +357,7 @@ impl NodeHost {
     }
 
     fn attach(&self, tni: TniId, bell: Doorbell) -> Result<(), String> {
-        // Before doorbells are attached, so that none of the new life counts as one of the old.
+        // Before doorbells are attached, so that no ring of the new life counts for the old one.
         let life = self.waiting[bell_index(tni, bell)].renew();
         let Some(backend) = &self.backend else {
             return Ok(());

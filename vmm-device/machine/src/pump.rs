@@ -26,7 +26,7 @@ const HOLD_NS: u64 = 1_000_000;
 const KEPT: usize = 64;
 
 thread_local! {
-    /// State that this thread's next view takes over, because each doorbell creates a view.
+    /// State that is kept for this thread's next view, because each doorbell creates a view.
     static ARRIVALS: Cell<Option<Box<Arrivals>>> = const { Cell::new(None) };
 }
 
@@ -170,7 +170,7 @@ impl Parent for Shared<Icc> {
     }
 
     fn run(&self, node: &Node, tni: TniId, bell: Doorbell) -> bool {
-        // The view is new, and so is its time.
+        // A new view has just read the clock.
         Pump::new(self).run_once(node, (tni, bell), |_| {})
     }
 }
@@ -236,7 +236,7 @@ impl Net for Pump<'_> {
     fn inject(&mut self, packet: Packet<Body>) {
         let shared = self.shared;
         let Arrivals { waiting, next: _, ways } = self.arrivals();
-        // It is in its place before it sets out, as to move it takes longer than its way.
+        // It is built in its final place, because moving it would take longer than routing it.
         waiting.push(Arrival::Arrived(NodeId::NOWHERE, packet));
         let Some(Arrival::Arrived(place, packet)) = waiting.last_mut() else { return };
         match shared.wires.pass(packet, ways) {
@@ -271,7 +271,7 @@ impl Net for Pump<'_> {
 }
 
 impl Pump<'_> {
-    /// Reports the last packet as lost, or gives it to what observes packets.
+    /// Reports the last packet as lost, or passes it to the observers of packets.
     #[cold]
     fn inject_last(&mut self, lost: Option<Lost>) {
         let Some(Arrival::Arrived(_, packet)) = self.arrivals().waiting.pop() else { return };
@@ -321,7 +321,8 @@ impl Pump<'_> {
                 }
             }
             Arrival::Discarded(lost, packet) => self.lost(*lost, packet),
-            // The sender notices the loss as little as the target.
+            // The sender does not notice the loss either: its command ends as if the packet had
+            // arrived.
             Arrival::Swallowed(packet) => self.frame_passed(packet),
             Arrival::Handled => {}
         }

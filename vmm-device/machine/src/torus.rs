@@ -1,4 +1,4 @@
-//! Nodes of TNW, the second device, and what a machine of them does its own way.
+//! Nodes of TNW, the second device, and the parts that are specific to machines of these.
 //!
 //! Each packet here crosses one hop, and is passed to its target immediately, because the units of
 //! a link must stay in the order in which they were sent. A thread that writes to a device does the
