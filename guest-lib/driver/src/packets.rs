@@ -398,7 +398,7 @@ impl<P: Platform> Packets<P> {
         fits
     }
 
-    /// Reads the beginning of a packet's payload. False if there are not so many bytes.
+    /// Reads the beginning of a packet's payload. Returns false if there are fewer bytes.
     pub fn read_payload(&self, buffer: &TxBuffer, to: &mut [u8]) -> bool {
         let fits = to.len() <= SYSTEM_PAYLOAD_MAX;
         if fits {
@@ -509,9 +509,9 @@ impl<P: Platform> Packets<P> {
         self.share.filter(|stag| offset < stag.len()).map(|stag| stag.at(offset))
     }
 
-    /// Gives the memory that others may read other addresses. From then on the former ones cannot
-    /// be read until this was called some sixty times more. False if the device does not release
-    /// the memory, or there is none: then it has no addresses any more.
+    /// Changes the addresses of the memory that others may read. The former ones become invalid,
+    /// and are reused only after about sixty more calls. Returns false if the device does not
+    /// release the memory, or there is none; the memory then has no addresses any more.
     #[must_use]
     pub fn renew_share(&mut self) -> bool {
         let (Some(cq), Some(stag)) = (self.cq.as_mut(), self.share.take()) else { return false };
@@ -566,7 +566,7 @@ impl<P: Platform> Packets<P> {
         !self.fetched.is_empty()
     }
 
-    /// Number of posted packets whose result is not known yet.
+    /// Number of posted packets whose results are not known yet.
     pub fn under_way(&self) -> usize {
         self.buffers() - self.free_tx.len()
     }

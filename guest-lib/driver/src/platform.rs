@@ -1,10 +1,10 @@
-//! The interface between the driver and its surroundings.
+//! The interface between the driver and its environment.
 
 use core::sync::atomic::Ordering;
 
 use thiserror::Error;
 
-/// The surroundings of a device: its registers, memory that it can access, interrupts, and a clock.
+/// The environment of a device: its registers, memory that it can access, interrupts, and a clock.
 ///
 /// One platform belongs to one device. Methods take `&self` because control queues of one
 /// device may be driven by several threads.
@@ -51,7 +51,7 @@ pub trait Platform {
     /// The descriptor, of an eventfd of this process, that becomes readable when `vector` fires and
     /// stays so until it is read, for event loops. It is open as long as the platform. Only for
     /// vectors that [`Platform::irq_enable`] has enabled; reading it takes the event from
-    /// [`Platform::irq_wait`]. `None` if interrupts are no descriptors here.
+    /// [`Platform::irq_wait`]. `None` if interrupts do not have descriptors here.
     fn irq_fd(&self, vector: u16) -> Option<i32> {
         let _ = vector;
         None

@@ -396,7 +396,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
         Some(notice)
     }
 
-    /// Tells the device how many notices have been taken. [`Rings::poll_mrq`] does so after each
+    /// Reports the number of taken notices to the device. [`Rings::poll_mrq`] does so after each
     /// quarter of the queue.
     pub fn acknowledge_mrq(&mut self) {
         self.full_pointer = self.receive.count();

@@ -1,5 +1,4 @@
-//! Rings from the other side: the orders of a process are taken, and completions and notices are
-//! written, as a device does it.
+//! The device's side of rings: takes the orders of a process, and writes completions and notices.
 
 use core::sync::atomic::Ordering;
 
@@ -11,8 +10,8 @@ use crate::order::Order;
 use crate::platform::DmaBuffer;
 use crate::rings::RingMemory;
 
-/// The rings of a process that posts and polls by [`Rings`](crate::Rings) on the same memory, for
-/// another process that serves it.
+/// The rings of a process, for another process that serves them. The first one posts and polls with
+/// [`Rings`](crate::Rings) on the same memory.
 ///
 /// The first process may write anything there, and harms only itself: orders are copied before they
 /// are checked, and no more are taken at a time than the ring has entries.
@@ -25,7 +24,7 @@ pub struct ServedRings<D> {
     complete: RingIndex,
     /// Position of the next notice to write.
     notify: RingIndex,
-    /// Number of notices that the process has taken, as it has said.
+    /// Number of notices that the process has reported as taken.
     full_pointer: u64,
 }
 
@@ -68,8 +67,8 @@ impl<D: DmaBuffer> ServedRings<D> {
         Some(order)
     }
 
-    /// Tells the process that the oldest command that was taken, of this many descriptors, has
-    /// ended. Does nothing if none is left.
+    /// Completes the oldest command that was taken, which has this many descriptors. Does nothing
+    /// if none is left.
     pub fn complete(&mut self, descriptors: usize, rcode: Rcode) {
         for left in (0..descriptors).rev() {
             if self.complete.count() >= self.fetch.count() {
@@ -83,7 +82,7 @@ impl<D: DmaBuffer> ServedRings<D> {
         }
     }
 
-    /// Gives the process a notice. Returns false if it has no room: the notice is lost then.
+    /// Writes a notice to the process. Returns false if it has no room; the notice is then lost.
     pub fn notify(&mut self, notice: &MrqEntry) -> bool {
         let unread = self.notify.count().saturating_sub(self.full_pointer);
         if unread >= self.notify.entries().into() {

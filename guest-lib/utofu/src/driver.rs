@@ -82,7 +82,8 @@ pub trait ClaimQueue {
     fn give_gates(&self, tni: TniId, gates: u64);
 }
 
-/// A process that has all barrier gates, and all queues of the device or the given ones, to itself.
+/// A process with exclusive use of all barrier gates, and of all queues of the device or the given
+/// ones.
 #[derive(Debug, Default)]
 pub struct Unshared {
     gates: Lock<GatePool>,
@@ -137,9 +138,9 @@ impl<P: Platform, M> DriverProvider<P, M> {
         Self { subnet, ..self }
     }
 
-    /// Hands commands to the device by direct descriptors where it is ready for one, which spares
-    /// it a read of memory. A processor stores them in one burst; on an emulated device each store
-    /// may be an exit, so queues are the default.
+    /// Passes commands to the device by direct descriptors when it is ready for one, which saves it
+    /// a read of memory. A processor stores them in one burst; on an emulated device each store may
+    /// be an exit, so queues are the default.
     #[must_use]
     pub fn with_direct_descriptors(self) -> Self {
         Self { direct: true, ..self }

@@ -1,4 +1,4 @@
-//! Which barrier gates are allocated, and which of them are linked to each other.
+//! The allocation of barrier gates, and their links.
 
 use alloc::vec;
 use alloc::vec::Vec;

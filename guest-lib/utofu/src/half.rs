@@ -30,7 +30,7 @@ impl Half {
         if extra & 4 == 0 { Self::Lower } else { Self::Upper }
     }
 
-    /// Returns whose notice this is; `None` if no process wants it.
+    /// Returns the half whose process gets this notice; `None` if neither does.
     pub fn of_notice(entry: &MrqEntry) -> Option<Self> {
         if Entry::is_unwanted(entry) {
             return None;

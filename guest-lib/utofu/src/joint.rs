@@ -1,4 +1,4 @@
-//! A control queue that two processes share, from the side of the one that owns it.
+//! A control queue that two processes share: the owner's side.
 //!
 //! Each of the two has separate rings, as if it had its own queue. The owner serves these rings in
 //! place of the device: it moves orders into the queue, and completions and notices out of it. So
@@ -69,7 +69,7 @@ pub trait Divisible {
     /// [`Code::InvalidAddress`] if the device cannot reach it, [`Code::OutOfMemory`].
     fn register(&mut self, memory: &MappedMemory) -> Result<(), Error>;
 
-    /// Deregisters what is registered. When it returns, the device no longer uses it.
+    /// Deregisters memory. When this returns, the device no longer uses it.
     ///
     /// # Errors
     ///
@@ -326,7 +326,7 @@ impl<Q: Divisible, D: DmaBuffer> JointQueue<Q, D> {
             let descriptors = order.descriptors().len();
             // The owner sleeps until a command ends, whether or not its process waits for that.
             if self.queue.post(&order.interrupt()).is_err() {
-                // It said that it had room.
+                // It has reported room.
                 break;
             }
             self.posted.push_back(Posted { half, descriptors });
