@@ -1,4 +1,4 @@
-//! Carriers: what takes packets from node to node.
+//! Carriers, which move packets from node to node.
 
 use std::iter::Copied;
 use std::slice;
@@ -13,7 +13,7 @@ use crate::shard::ShardId;
 use crate::ways::Ways;
 use crate::{DiscardReason, Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
-/// Learns the fate of packets.
+/// Receives the fate of packets.
 pub trait Deliver<B> {
     /// The packet has arrived at its target, the node `node`.
     fn arrived(&mut self, node: NodeId, packet: Packet<B>);
@@ -55,7 +55,7 @@ pub trait Deliver<B> {
 pub trait Carrier<B>: Send + Sync {
     /// Sends a packet from its source.
     ///
-    /// `out` learns the fate of each packet exactly once, unless a requested fault swallows or
+    /// `out` receives the fate of each packet exactly once, unless a requested fault swallows or
     /// duplicates it. A carrier without delay reports this packet before it returns; one with delay
     /// may report earlier packets. Packets of one class with the same source, target and path
     /// arrive in the order in which they were sent.
@@ -71,7 +71,8 @@ pub struct Crossing<B> {
     pub hops: u32,
     /// The number of packets that overtake it at its target, because of an injected fault.
     pub held: Option<u32>,
-    /// A fault has duplicated it, or made it as a duplicate: it is not duplicated again.
+    /// True if a fault has duplicated the packet, or if it is a duplicate. It is not duplicated
+    /// again.
     pub duplicated: bool,
 }
 
@@ -93,7 +94,8 @@ pub enum Stray {
     /// The packet has no way through the machine.
     #[error(transparent)]
     NoRoute(#[from] RouteError),
-    /// After that many links its route does not lead from that shard to this one.
+    /// After the number of links that it claims, its route does not lead from that shard to this
+    /// one.
     #[error("a packet from {src} to {dst} does not come over a cable of that shard as link {hops}")]
     WrongCable {
         /// Its source.
@@ -184,8 +186,9 @@ impl Direct {
         self.follow(double, observer, out);
     }
 
-    /// Takes a packet along its way without an observer. Returns where it has arrived. It stays
-    /// where it is in this process's memory: to move packets costs more than the way.
+    /// Carries a packet over its route without an observer. Returns the node at which it has
+    /// arrived. The packet is not moved in this process's memory, because that would cost more than
+    /// the route.
     #[inline]
     pub(crate) fn pass<B>(&self, packet: &mut Packet<B>, ways: &mut Ways) -> Result<NodeId, Lost> {
         let end = match ways.of(self.fabric.id(), self.fabric.shape(), packet) {
@@ -203,7 +206,7 @@ impl Direct {
                 self.take_time(packet, place.taken, 0);
                 Err(Lost::at_link(hop))
             }
-            // No observer takes packets away. This one has gone nowhere.
+            // Without an observer no packet is taken away, so this one is where it was.
             End::Swallowed => Err(Lost::without_route(NodeId::NOWHERE, DiscardReason::NoSuchNode)),
         }
     }
@@ -378,7 +381,8 @@ impl Direct {
         packet.model_ps = packet.model_ps.saturating_add(transit);
     }
 
-    /// Hands over a packet where its way ends in this shard of the machine.
+    /// Finishes a packet's route in this shard of the machine: reports its arrival or loss, or
+    /// passes it to a cable.
     #[inline]
     fn finish<B, W: Observer<B>>(
         &self,
@@ -395,7 +399,7 @@ impl Direct {
         }
     }
 
-    /// Takes a duplicate, if there is one, over its remaining hops.
+    /// Carries a duplicate, if there is one, over its remaining hops.
     #[inline]
     fn follow<'a, B, W: Observer<B>>(
         &'a self,
@@ -409,7 +413,7 @@ impl Direct {
         }
     }
 
-    /// Hands a packet, and the duplicate that it got at its last link, to a cable.
+    /// Passes a packet, and the duplicate that it got at its last link, to a cable.
     #[cold]
     fn leave<B, W: Observer<B>>(
         &self,
@@ -421,7 +425,7 @@ impl Direct {
         let Beyond { shard, hop, place: Place { before, taken, held, .. }, duplicated, another } =
             beyond;
         for mut packet in [Some(packet), another.map(|another| *another)].into_iter().flatten() {
-            // The length costs once, at the end of the whole way.
+            // The length is counted once, at the end of the whole route.
             self.take_time(&mut packet, taken, 0);
             let hops = before.saturating_add(taken);
             let crossing = Crossing { packet, hops, held, duplicated };
@@ -579,7 +583,7 @@ pub(crate) trait Observer<B> {
         None
     }
 
-    /// It goes no further, as `out` will learn.
+    /// It is lost. This is also reported to `out`.
     fn lost(&mut self, _: NodeId, _: Option<Port>, _: DiscardReason, _: &Packet<B>) {}
 
     /// It has arrived at its target, where `held` packets are to overtake it.

@@ -2,7 +2,7 @@
 //! packet through it, the links with their state and counters, and the carriers that take packets
 //! from one node to another. The crate `tofu-netmodel` models links on which packets take time.
 //!
-//! This crate knows neither registers nor virtual machines. A device passes a [`Packet`] to a
+//! This crate is independent of registers and virtual machines. A device passes a [`Packet`] to a
 //! [`Carrier`]. The carrier calls [`Deliver`] when the packet arrives or is lost.
 //!
 //! Each item names the source of its facts: *IEEE Micro 2012* is Ajima et al., "The Tofu

@@ -39,7 +39,7 @@ pub struct OnLink {
     pub spoilt: u8,
     /// The receiver's verdict.
     pub check: Check,
-    /// It has been sent before.
+    /// True if it is a retransmission.
     pub again: bool,
 }
 
@@ -62,8 +62,8 @@ pub struct Observation {
 pub trait Tap<B>: Send + Sync {
     /// A packet passes a point. Called in the sender's thread, so it should be quick.
     ///
-    /// At its source, a packet whose target follows from its way may not have all of the target
-    /// yet.
+    /// If a packet's target follows from its route, the target may still be incomplete at the
+    /// source.
     fn observe(&self, observation: Observation, packet: &Packet<B>);
 
     /// A frame without a TLP passes a port whose link is modelled in full. It carries a

@@ -11,7 +11,7 @@ const HOPS: usize = 6;
 const PLACES: usize = 64;
 const NO_HOP: Hop = Hop { from: NodeId(0), port: crate::Port::A, to: NodeId(0), vc: 0 };
 
-/// Which machine's ways are remembered: its shape decides them, and nothing else.
+/// Identifies the machine whose ways are remembered. Ways depend only on the shape of the machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MachineId(u64);
 

@@ -184,7 +184,7 @@ impl Reader<'_> {
         self.0.len()
     }
 
-    /// All that is left, if it is at most `most` bytes.
+    /// The remaining bytes, if there are at most `most` of them.
     pub fn rest(&mut self, most: usize, what: &'static str) -> Result<Box<[u8]>, Malformed> {
         if self.0.len() > most {
             return Err(Malformed::Field(what));

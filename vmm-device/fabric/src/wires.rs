@@ -98,7 +98,7 @@ impl<B> Wires<B> {
         Self::with_carrier(fabric, timing, None)
     }
 
-    /// Creates wires over links in modelled time, which this carrier takes packets over.
+    /// Creates wires over links in modelled time. `carrier` moves packets over them.
     pub fn modelled(
         shape: Shape,
         links: Arc<dyn ModelledLinks>,
@@ -142,8 +142,8 @@ impl<B> Wires<B> {
     /// Takes a packet that has come over a cable from another shard of the machine on to its target
     /// or to the next shard.
     ///
-    /// Nothing that it says is trusted: the link of the cable follows from its source, target, path
-    /// and number of links, and must lead from that shard to this one.
+    /// The packet is not trusted. The link of the cable follows from its source, target, path and
+    /// number of links, and must lead from that shard to this one.
     ///
     /// # Errors
     ///
@@ -209,10 +209,10 @@ impl<B> Wires<B> {
         self.modelled.is_some()
     }
 
-    /// Takes a packet along its way, if nothing [observes](Wires::is_observed) it, without moving
-    /// it in memory. Returns where it has arrived or was lost, which nothing else reports. Returns
-    /// `None` if it has not set out because something observes it: then it takes
-    /// [`Carrier::inject`]. `ways` are those that the thread has sent packets before.
+    /// Carries a packet over its route without moving it in memory, if nothing
+    /// [observes](Wires::is_observed) it. Returns where it has arrived or was lost; `Deliver` is
+    /// not called. Returns `None` if something observes it. The packet has then not been sent, and
+    /// the caller must use [`Carrier::inject`]. `ways` is the thread's cache of routes.
     #[inline]
     pub fn pass(&self, packet: &mut Packet<B>, ways: &mut Ways) -> Option<Result<NodeId, Lost>> {
         (!self.is_observed()).then(|| self.direct.pass(packet, ways))
