@@ -79,7 +79,7 @@ pub trait Observer: Send + Sync {
     fn stamp(&self) -> u64;
 }
 
-/// Takes input from outside the machine at a time. Returns the nodes that get it.
+/// Accepts input from outside the machine at a time. Returns the nodes that receive it.
 pub type Outside = dyn Fn(Ps) -> Vec<NodeId> + Send + Sync;
 
 /// The commands of a node that are in flight, once they are counted.
@@ -236,7 +236,7 @@ impl EventEngine {
     /// an effect.
     pub fn await_command(&self, node: NodeId, count: u64) {
         self.count_commands();
-        // Another one is waited for.
+        // Only the first call counts: this fails if a command is awaited already.
         let _ = self.awaited.set(Awaited { node, count, at: OnceLock::new() });
     }
 
@@ -526,7 +526,8 @@ impl Net for Wire<'_> {
     }
 }
 
-/// The host as a device sees it. A device outlives its engine only while it is being dropped.
+/// The host as a device sees it. A device exists longer than its engine only while it is being
+/// dropped.
 struct NodeHost {
     engine: Weak<EventEngine>,
     node: NodeId,

@@ -44,7 +44,7 @@ pub(crate) struct InFlight {
     pub(crate) lost: Option<Loss>,
     /// The time for which its interface sends no other TLP of this kind after each of its TLPs.
     gap: Ps,
-    /// Before when it cannot be at its target.
+    /// The earliest time at which it can be at its target.
     earliest: Ps,
 }
 
@@ -64,7 +64,7 @@ struct Interface {
     jobs: [VecDeque<Job>; 2],
     /// TLPs of either kind that have been handed to the network and have not left.
     ahead: [u32; 2],
-    /// For either kind, true if its last TLP asked for a gap, and the time when its latest gap
+    /// For either kind, true if a gap must follow its last TLP, and the time when its latest gap
     /// ends.
     pauses: [bool; 2],
     quiet: [Ps; 2],
@@ -157,7 +157,7 @@ impl State {
         self.due.insert((at, self.serial), due);
     }
 
-    /// True if anything but the outside has an event.
+    /// True if anything is in flight or scheduled, except for input from outside.
     pub(crate) fn is_busy(&mut self) -> bool {
         let scheduled = self.due.values().any(|due| !matches!(due, Due::Outside));
         scheduled || self.network.next_event().is_some()
@@ -176,7 +176,7 @@ impl State {
         }
     }
 
-    /// Takes the next event until `limit`, and returns the time that this takes the machine to. The
+    /// Takes the next event until `limit`, and returns the time that the machine reaches by it. The
     /// network runs until then.
     pub(crate) fn next(&mut self, limit: Ps) -> (Ps, Option<Due>) {
         let mut now = 0;
@@ -383,8 +383,8 @@ impl State {
 
     /// Gives an interface a packet to send. Modelled times that devices count start at `epoch`.
     pub(crate) fn inject(&mut self, mut packet: Packet<Body>, now: Ps, epoch: Ps) {
-        // Arrivals and waiting guests are found by the target. The network refuses a way without
-        // one.
+        // Arrivals and waiting guests are looked up by the target. The network refuses a way
+        // without a target.
         if let Some(end) = Route::end_of(self.network.shape(), &packet) {
             packet.dst = end;
         }

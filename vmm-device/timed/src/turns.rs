@@ -179,7 +179,7 @@ pub struct Turn {
 }
 
 impl Turns {
-    /// Makes the turns of programs on these nodes, which all begin now. Programs that are at the
+    /// Creates the turns of programs on these nodes, which all begin now. Programs that are at the
     /// same time take turns in this order.
     pub fn start(engine: &Arc<EventEngine>, nodes: &[NodeId]) -> Vec<Turn> {
         Self::begin(engine, nodes, None)
@@ -271,8 +271,8 @@ impl Turns {
         }
     }
 
-    /// Learns where programs that are away have got to. Those that have not got past the time for
-    /// which another one waits will say when they have.
+    /// Reads the times that programs which are away have reached. If another program waits for a
+    /// time that they have not passed yet, they report when they have passed it.
     fn hear(&self, state: &mut State) {
         let Some(away) = &self.away else { return };
         let waits = |program: &Program| match program.wish {
@@ -307,8 +307,8 @@ impl Turns {
                 false => self.away.as_ref().map_or(Ps::MAX, |away| away.apart()),
             };
             let acts = acts.map_or(Ps::MAX, |at| at.saturating_add(ahead));
-            // If something has happened at a program's node within its step, it must request its
-            // turn at the end of that step.
+            // If something has happened at a program's node within the program's step, the program
+            // must request its turn at the end of that step.
             let happened = match program.wish {
                 Wish::Away { happened, .. } => happened,
                 _ => None,
@@ -338,12 +338,12 @@ impl Turns {
         }
     }
 
-    /// Stops time behind a command that is waited for, once it has started.
+    /// Stops time after the awaited command, once the command has started.
     fn note_command(&self, state: &mut State) {
         if let Some((at, active)) = self.engine.awaited()
             && let Some(ahead) = state.ahead.take()
         {
-            // Others may be further ahead of a node that has just begun to use its device.
+            // Other programs may be further ahead of a node that has just begun to use its device.
             let apart = self.away.as_ref().map_or(0, |away| away.apart());
             let stop = at.max(active.saturating_add(apart)).saturating_add(ahead);
             state.stop = Some(state.stop.map_or(stop, |before| before.min(stop)));
@@ -383,7 +383,7 @@ impl Turn {
         });
     }
 
-    /// Asks for what [`Turn::look`] waits for, but does not wait.
+    /// Requests the turn that [`Turn::look`] waits for, but does not wait.
     pub fn ask_look(&self, every: Ps, until: Ps) {
         self.wish(|program, engine| {
             let seen = engine.events_at(program.node);
@@ -406,13 +406,14 @@ impl Turn {
         self.turns.pass(&mut state);
     }
 
-    /// Gives up the turn while the program runs by itself, up to its [horizon](Turn::horizon) at
-    /// most. It returns by [`Turn::reach`], not before `least`.
+    /// Gives up the turn while the program runs by itself, at most up to its
+    /// [horizon](Turn::horizon). The program returns by [`Turn::reach`], not before `least`.
     pub fn leave(&self, least: Ps) {
         self.leave_with(least, |_| None);
     }
 
-    /// The same of a program that returns at that time, as something may have happened at its node.
+    /// The same for a program that returns at `least`, because something may have happened at its
+    /// node.
     pub fn leave_for_a_step(&self, least: Ps) {
         self.leave_with(least, Some);
     }
@@ -426,8 +427,8 @@ impl Turn {
         self.turns.pass(&mut state);
     }
 
-    /// Has time stand still when it has got to this, until the next call, or never again: all
-    /// events up to then happen, and programs have turns up to then.
+    /// Stops time at `stop` until the next call. All events up to `stop` happen, and programs have
+    /// turns up to it. With `None`, time does not stop again.
     pub fn stop_at(&self, stop: Option<Ps>) {
         let mut state = lock(&self.turns.state);
         (state.stop, state.stands) = (stop, false);
@@ -439,13 +440,13 @@ impl Turn {
         self.turns.pass(&mut state);
     }
 
-    /// Has time stand still so long after the start of the command that the engine
-    /// [waits for](EventEngine::await_command): programs may be ahead of it by that time.
+    /// Stops time `ahead` after the start of the [awaited](EventEngine::await_command) command.
+    /// Programs may be ahead of the command by that time.
     pub fn stop_after_command(&self, ahead: Ps) {
         lock(&self.turns.state).ahead = Some(ahead);
     }
 
-    /// The time at which time stands still, if all has happened until then.
+    /// The time at which modelled time has stopped, once all events until then have happened.
     pub fn stands_at(&self) -> Option<Ps> {
         let state = lock(&self.turns.state);
         state.stop.filter(|_| state.stands)
@@ -503,8 +504,8 @@ impl Turn {
     /// device have an effect at its node. At that time, and at each access to the device, it must
     /// [reach](Turn::reach) its time. [`Ps::MAX`] if nothing will ever happen by itself.
     ///
-    /// Others' later doings count only from `quantum` on. If that is more than the
-    /// [lookahead](EventEngine::lookahead), their doings may come [late](Turn::lateness).
+    /// Later actions of other programs are considered only from `quantum` on. If that is more than
+    /// the [lookahead](EventEngine::lookahead), their effects may come [late](Turn::lateness).
     pub fn horizon(&self, quantum: Ps) -> Ps {
         let mut state = lock(&self.turns.state);
         self.turns.hear(&mut state);
@@ -515,7 +516,7 @@ impl Turn {
         acts.max(at.saturating_add(quantum)).min(outlooks[self.program].limit)
     }
 
-    /// Has the machine look where programs that are [away](Away) are.
+    /// Makes the machine read the times of programs that are [away](Away).
     pub fn heard(&self) {
         self.turns.pass(&mut lock(&self.turns.state));
     }
@@ -538,7 +539,7 @@ impl Turn {
         let before = program.wish;
         program.wish = change(program, &self.turns.engine);
         if let Wish::Away { happened: Some(event), .. } = before {
-            // By less than the program's smallest step is no delay.
+            // A difference of less than the program's smallest step is not a delay.
             state.late.note(event, program.at, program.step);
         }
         self.turns.pass(state);
