@@ -15,11 +15,10 @@ use thiserror::Error;
 
 use crate::wire::{HEADER_SIZE, Header, MAX_BODY, MAX_FDS, MAX_SENT_FDS};
 
-/// The most bytes of one read, which may be of several messages: far more than a register access
-/// has.
+/// The most bytes of one read. They may be several messages: a register access is far shorter.
 const BUFFER: usize = 1024;
 
-/// The reason why no more messages can be had from a client.
+/// The reason why no more messages can be received from a client.
 #[derive(Debug, Error)]
 pub enum ChannelError {
     /// The socket does not work.
@@ -54,7 +53,7 @@ pub(crate) struct Channel {
     fds: Option<(usize, Fds)>,
 }
 
-/// Descriptors; an error if there were too many, and then they are closed.
+/// Descriptors. If there were too many, this is an error, and they have been closed.
 type Fds = Result<Vec<OwnedFd>, Errno>;
 
 impl Channel {
@@ -113,7 +112,7 @@ impl Channel {
         Ok(Some(Message { header, fds }))
     }
 
-    /// Reads what there is, at least one byte; returns false if the stream has ended. `fds` gets
+    /// Reads the available bytes, at least one. Returns false if the stream has ended. `fds` gets
     /// the descriptors that were there before, which are those of the message that is not complete.
     fn fill(&mut self, fds: &mut Fds) -> Result<bool, ChannelError> {
         if let Some((_, ours)) = self.fds.take() {
@@ -147,7 +146,7 @@ impl Channel {
         if result.is_ok() && !fds.is_empty() {
             sent = send_with(&self.socket, message, fds)?;
         }
-        // In one piece: QEMU takes a header that comes in two as an error.
+        // The answer is sent in one piece, because QEMU treats a header in two pieces as an error.
         self.socket.write_all(&message[sent..])?;
         Ok(())
     }
@@ -234,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// A command of this number with a body of so many bytes, all of them this number.
+    /// A command of this number. Its body has `len` bytes, all equal to the number.
     fn command(number: u8, len: usize) -> Vec<u8> {
         let mut message = vec![number; HEADER_SIZE + len];
         message[..HEADER_SIZE].fill(0);
@@ -280,14 +279,14 @@ mod tests {
         for (n, len, fds) in [(1, 8, 0), (2, 8, 2), (3, 8, 0), (4, 2 * BUFFER, 1)] {
             assert_eq!(next(&mut channel), (n, len, Some(fds)));
         }
-        // In the middle of a message, and of its header.
+        // Descriptors come in the middle of the body, and of the header.
         let message = command(5, 8);
         client.write_all(&message[..7]).unwrap();
         send_with(&client, &message[7..12], &two).unwrap();
         send_with(&client, &message[12..20], &two[..1]).unwrap();
         client.write_all(&message[20..]).unwrap();
         assert_eq!(next(&mut channel), (5, 8, Some(3)));
-        // Too many, together.
+        // Together they are too many.
         let many = [read.as_fd(); MAX_FDS];
         let message = command(6, 8);
         send_with(&client, &message[..12], &many).unwrap();

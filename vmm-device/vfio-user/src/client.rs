@@ -16,7 +16,7 @@ use crate::wire::{
     irq, put, put_long, region,
 };
 
-/// The reason why a server does not do what a client wants.
+/// The reason why a client's request has failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// There is no connection, or not any more.
@@ -70,8 +70,8 @@ pub struct Doorbell {
 }
 
 impl Client {
-    /// Agrees with the server at the other end of `socket` on the protocol. The server sends up
-    /// to `descriptors` at a time, 72 at most: one for each of so many doorbells.
+    /// Negotiates the protocol with the server at the other end of `socket`. The server sends up to
+    /// `descriptors` descriptors at a time, 72 at most: one for each of that many doorbells.
     ///
     /// # Errors
     ///
