@@ -230,7 +230,7 @@ impl<P: Provider + ?Sized> Context<P> {
             1..=MAX_UTOFU_INTEGERS => reduce::integers(data),
             _ => None,
         };
-        let hint = "1 to 6 are reduced at once";
+        let hint = "a round reduces 1 to 6 integers";
         let input = input.ok_or_else(|| wrong_number("number of integers", data.len(), hint))?;
         self.begin(id, flags, op, &input, Round::Integers(data.len()))
     }
@@ -254,7 +254,7 @@ impl<P: Provider + ?Sized> Context<P> {
             }
             _ => None,
         };
-        let hint = "1 to 3 are summed at once";
+        let hint = "a round sums 1 to 3 numbers";
         let input = input.ok_or_else(|| wrong_number("number of doubles", data.len(), hint))?;
         self.begin(id, flags, Op::FpSum, &input, Round::Doubles(data.len()))
     }

@@ -408,7 +408,7 @@ impl<B: DriverBarrier> Channel for DriverChannel<B> {
                 Error::new(Code::Busy, "barrier channel", hint)
             }
             StartError::Count { max, .. } => {
-                let hint = "the device reduces no more elements at once";
+                let hint = "the device reduces no more elements in a round";
                 Error::with_value(Code::InvalidNumber, "elements above", max.into(), hint)
             }
         })
