@@ -152,7 +152,7 @@ impl Streams {
         let (key, stream) = {
             let mut table = lock(&self.table);
             if table.keys().filter(|key| key.ours).count() >= MOST {
-                return Err(io::Error::other("it has been asked too much at once"));
+                return Err(io::Error::other("too many streams are open"));
             }
             let key = loop {
                 let key = Key { ours: true, number: self.next.fetch_add(1, SeqCst) };

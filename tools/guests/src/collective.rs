@@ -184,7 +184,7 @@ impl Through {
         }
         let profile = profile_of(comm);
         if profile.integers < 2 {
-            return Err(fail!("the device reduces one integer at once, and this takes two"));
+            return Err(fail!("the device reduces one integer in a round, and this takes two"));
         }
         let gate = |rank, number| {
             let node = comm.places.coords(rank).unwrap_or_default();
@@ -225,7 +225,7 @@ impl Through {
 }
 
 fn too_many() -> Error {
-    fail!("the device says that it reduces more elements at once than there are places for")
+    fail!("the device reports that it reduces more elements than there is room for")
 }
 
 /// The same by Puts: each node works on every step, by recursive doubling.

@@ -385,7 +385,7 @@ pub(crate) fn part(
 fn take_root(cache: &Cache, wanted: DriverFor) -> Result<(Target, PathBuf)> {
     let changed = |release: &str| Error::Stock {
         release: release.into(),
-        reason: "another process has fetched or removed it meanwhile: try again".into(),
+        reason: "another process has fetched or removed it in the meantime: try again".into(),
     };
     let Some(target) = Target::find(cache, wanted)? else { return Err(changed("")) };
     let key = target.key();
