@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(broken, ["T-RMT-007"]);
         report.count(&counts, Excuse::Taken);
         assert_eq!(report.rules.iter().map(|rule| rule.excused).sum::<u64>(), 3);
-        // A table that is gone is excused only for what the other end asks of it.
+        // A steering table that has gone is excused only for accesses by the other end.
         report.count(&Counts::broken_once(&[Rule::StagEnabled]), Excuse::Taken);
         let both = [Rule::StagEnabled, Rule::RemoteMemory];
         report.count(&Counts::broken_once(&both), Excuse::Taken);

@@ -76,9 +76,9 @@ pub struct Report {
     pub rules: Vec<RuleReport>,
     /// Things that the driver has left behind.
     pub left: Vec<String>,
-    /// Things that are worth a look, and no fault.
+    /// Observations that are worth a look, but are no faults.
     pub notes: Vec<String>,
-    /// Lines of the kernels' logs that tell of faults.
+    /// Lines of the kernels' logs that report faults.
     pub warnings: Vec<String>,
     /// The duration, with the boot of the nodes.
     pub seconds: f64,
@@ -113,7 +113,7 @@ impl Report {
         for row in &mut self.rules {
             let Some(rule) = Rule::from_id(row.id) else { continue };
             let count = counts.get(rule);
-            // The end that has gone counts what the other one still asks of its memory.
+            // The device whose driver has gone still counts the other end's accesses to its memory.
             let excused = match excuse {
                 _ if excuse.covers(rule) => count.broken,
                 Excuse::Taken if rule == Rule::StagEnabled => {
@@ -142,7 +142,7 @@ impl Report {
         }
     }
 
-    /// Judges.
+    /// Notes the duration, and decides if the driver has passed.
     pub(crate) fn finish(&mut self, took: Duration) {
         self.seconds = took.as_secs_f64();
         let played = self.scenes.iter().all(|scene| scene.outcome == Outcome::Passed);
@@ -168,7 +168,7 @@ impl Report {
 pub(crate) enum Excuse {
     /// It can keep all.
     None,
-    /// The other end starts and stops on its own.
+    /// The other end starts and stops independently.
     Starts,
     /// The other end is taken away.
     Taken,

@@ -18,14 +18,14 @@ use crate::subject::Subject;
 
 /// Most files that are copied for traffic, in bytes.
 const MOST_FILE: u64 = 256 << 20;
-/// Longest time in which traffic comes back after a fault.
+/// Longest time until traffic works again after a fault.
 const COMES_BACK: Duration = Duration::from_secs(15);
 
 /// Sets D to the folder of the device and B to its address.
 const DEVICE: &str = "D=; for f in /sys/bus/pci/devices/*; do \
     [ \"$(cat $f/vendor)\" = 0x10cf ] && D=$f; done; B=${D##*/}; [ -n \"$D\" ] || exit 9; ";
 
-/// Words in lines of the kernel's log that tell of a fault.
+/// Words that mark lines of the kernel's log as reports of a fault.
 const SIGNS: [&str; 16] = [
     "BUG:",
     "] BUG ",
@@ -64,7 +64,7 @@ type Seen = anyhow::Result<String>;
 pub(crate) struct Scene {
     name: &'static str,
     excuse: Excuse,
-    /// Without it the others make no sense.
+    /// True if the later scenes need it.
     needed: bool,
     /// It is played with --quick, too.
     quick: bool,
@@ -165,9 +165,9 @@ pub(crate) fn play(
 /// The reason for which no more scenes are played.
 #[derive(Clone, Copy)]
 enum Stopped {
-    /// A scene without which the others make no sense. The nodes answer.
+    /// A scene that all later ones need has failed. The nodes still answer.
     Failed,
-    /// A node does not.
+    /// A node does not answer.
     Gone,
 }
 
@@ -212,7 +212,8 @@ impl Stage<'_> {
         if scene.name == FAULTS && aborts { Excuse::Aborted } else { scene.excuse }
     }
 
-    /// Gives the device to nothing, and copies what is needed. Returns the pages that are pinned.
+    /// Copies the files to the nodes, unloads our own driver, and clears the kernels' logs. Returns
+    /// the number of pinned pages.
     fn prepare(&self) -> anyhow::Result<[i64; 2]> {
         if let Some((path, bytes)) = self.subject.file() {
             self.nodes.copy(&path, bytes)?;
@@ -486,8 +487,8 @@ impl Stage<'_> {
         const BYTES: u32 = 4 << 20;
         let sum = format!("head -c {BYTES} /dev/urandom >/tmp/prove.in && md5sum </tmp/prove.in");
         let expected = self.nodes.run(0, &sum)?;
-        // With its input at an end, the server would end its half of the connection at once, and
-        // the client would take that for the end of all.
+        // At the end of its input, the server would shut down its half of the connection
+        // immediately, and the client would take that for the end of the connection.
         let serve = "rm -f /tmp/prove.hold; mkfifo /tmp/prove.hold; exec 3<>/tmp/prove.hold; \
                      timeout 30 nc -l -p 7717 <&3 | md5sum";
         let send = format!(
@@ -553,7 +554,7 @@ impl Stage<'_> {
         Ok("5 times on both nodes".into())
     }
 
-    /// The same for a driver that did not take the device: ways out of errors leak, too.
+    /// The same for a driver that failed to take the device, because error paths can leak as well.
     fn leftovers_of_failure(&self, pinned: &[i64; 2], report: &mut Report) {
         let unloaded = match self.subject.module() {
             Some(module) => self.nodes.both(&format!("rmmod {module} 2>&1; true")).map(drop),
@@ -566,7 +567,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Finds what the driver has left on: in the devices, as the host sees them, and pinned pages.
+    /// Finds interfaces, queues and gates that the driver has left enabled, as the host sees the
+    /// devices, and pages that it has left pinned.
     fn leftovers(&self, pinned: &[i64; 2], report: &mut Report) -> anyhow::Result<()> {
         // Kernels sum the counts of their processors up once a second.
         let mut now = self.pinned()?;

@@ -53,7 +53,7 @@ impl Subject {
     ///
     /// # Errors
     ///
-    /// If it is none, or does not compile.
+    /// If it is not a driver, or does not compile.
     pub(crate) fn new(options: &Options, progress: &dyn Progress) -> anyhow::Result<Self> {
         let Some(path) = &options.driver else { return Ok(Self::Shipped) };
         let arguments = options.arguments.clone();
