@@ -86,7 +86,7 @@ impl Library {
         let shown = || file.display().to_string();
         let name = CString::new(file.as_os_str().as_bytes());
         let name = name.map_err(|_| LoadError::Refused(shown()))?;
-        // SAFETY: the name ends with NUL. What initialises the library is ours, or the user's.
+        // SAFETY: the name ends with NUL. The library's initialisers are our code, or the user's.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(LoadError::Refused(loader_error()));

@@ -3,7 +3,7 @@
 //!
 //! Each runs in a shell, in an empty folder where `guest-lib` and `ci` are links to those of the
 //! tree, and `target/release` to the folder of the command; `tofu` is on the path. `cargo run`
-//! builds and runs the command if it is the release build, and just runs it if it is another. A
+//! builds and runs the command if it is the release build, and only runs any other command. A
 //! command that is not named in [`OTHERWISE`] ends by itself with exit code 0.
 
 use std::env;

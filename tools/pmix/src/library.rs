@@ -106,7 +106,7 @@ impl Library {
         let name = CString::new(path.as_os_str().as_bytes())?;
         // Its plugins, if it has any, look for its symbols in the process.
         let how = libc::RTLD_NOW | libc::RTLD_GLOBAL;
-        // SAFETY: the name ends with NUL. What initialises the library is the user's.
+        // SAFETY: the name ends with NUL. The library's initialisers are the user's code.
         let library = unsafe { libc::dlopen(name.as_ptr(), how) };
         if library.is_null() {
             bail!("{}", loader_error());

@@ -22,8 +22,9 @@ tofu_guests::entry!(ping);
 /// The port of the broadcast.
 const PORT: u16 = 7777;
 const DONE: &[u8] = b"done";
-/// The time limit for a node to come up, how long it waits to be told that all is done, how long
-/// an answer may take once it is up, and when a node that is not up is asked again; in nanoseconds.
+/// In nanoseconds: the time limit for a node to come up; for how long a node waits for the message
+/// that all is done; how long an answer may take from a node that is up; and the interval of
+/// requests to a node that is not up.
 const START_NS: u64 = 60_000_000_000;
 const DONE_NS: u64 = 300_000_000_000;
 const ANSWER_NS: u64 = 5_000_000_000;

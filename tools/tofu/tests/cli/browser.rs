@@ -136,8 +136,9 @@ impl Browser {
         self.command("Emulation.setEmulatedMedia", json!({ "features": features }));
     }
 
-    /// Elements that take the focus and have no name or, of buttons, the name of another one: a
-    /// screen reader could not tell what it is. In the head of a table it learns that there is one.
+    /// Elements that take the focus and have no name, and buttons with the name of another button.
+    /// A screen reader could not describe these. A button in the head of a table may have the name
+    /// of a button outside, because the screen reader announces the head.
     pub(crate) fn nameless(&mut self) -> Vec<String> {
         let tree = self.command("Accessibility.getFullAXTree", json!({}));
         let tree = tree["nodes"].as_array().unwrap();

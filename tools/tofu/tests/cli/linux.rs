@@ -181,7 +181,7 @@ fn replaced_qemu_is_noticed() {
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/programs/monitor.c");
     run(Command::new("cc").arg("-o").arg(place.path().join("monitor")).arg(source));
-    // It is asked in the way that tells whether the test itself works.
+    // Without a sandbox all of this is possible, which shows that the test itself works.
     let free = stand_in(&place, &["--no-sandbox"]);
     for able in [" control", " read", " write", " run", " udp", " signal", " environment"] {
         assert!(free.contains(able), "{free}");

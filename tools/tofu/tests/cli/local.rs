@@ -247,7 +247,8 @@ fn ranks_share_nodes() {
     let script = "echo $TOFU_LOCAL_RANK of $TOFU_PPN";
     let said = jobs.lines(&["--map", "2", "--ppn", "2", "--", "sh", "-c", script]);
     assert_eq!(said, ["0: 0 of 2", "1: 1 of 2", "2: 0 of 2", "3: 1 of 2"]);
-    // They share barrier gates, too: some ask for all gates, and get none of the others'.
+    // They share barrier gates as well: a process that requests all gates gets none that belong to
+    // another one.
     let barriers = Path::new(HERE).join("../../tests/linux/programs/barriers.c");
     let barriers = jobs.compile(&barriers).unwrap();
     let line =
@@ -745,7 +746,7 @@ fn ended_job_leaves_nothing() {
         assert_eq!(job.0.wait().unwrap().code(), code, "{how:?}");
         jobs.is_clean(pid);
     }
-    // The machine of a run has its control socket, by which other commands see and end it.
+    // The machine of a run has a control socket, through which other commands show and end it.
     let mut job = jobs.start(&args, 3);
     let ps = jobs.place.ps();
     let nodes = ps[0]["nodes"].as_array().unwrap();

@@ -1,8 +1,8 @@
 //! Shards of a machine over a network that delays and loses frames, and falls apart.
 //!
 //! Where the kernel has no `netem`, this does the same: two network namespaces with a TAP interface
-//! each, and a thread that takes Ethernet frames from one to the other, late, or not at all. So the
-//! kernels' TCP is what repeats them.
+//! each, and a thread that takes Ethernet frames from one to the other, late, or not at all. The
+//! kernels' TCP then retransmits the lost frames.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -162,7 +162,7 @@ fn shards_survive_delay_and_loss_until_cut() {
     let Some(rough) = Rough::new(TEST) else { return };
     hosts.addresses = vec!["10.78.0.1:7700".to_owned(), "10.78.0.2:7700".to_owned()];
     hosts.init("apart");
-    // What the manual says of such networks.
+    // The settings that the manual recommends for such networks.
     let args = ["--shape", "2x1x1x1x1x1", "--cable-timeout", "5s"];
     let start = |shard: usize, more: &[&str]| {
         let args = [&args[..], more].concat();

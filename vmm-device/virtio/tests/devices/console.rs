@@ -165,7 +165,7 @@ fn named_port_introduces_itself() {
     for (id, event) in [(2, 3), (u32::MAX, 3), (1, 99), (99, 6)] {
         say(&guest, control_tx, id, event, 1);
     }
-    // A reset forgets all that.
+    // A reset clears this state.
     guest.reset();
     assert!(!handles[1].guest_open());
 }
