@@ -290,7 +290,7 @@ bitfield! {
     }
 }
 
-/// Where a round's notice is in the notice area (ours).
+/// The place of a round's notice in the notice area (ours).
 ///
 /// The area has two halves of 128 bytes. A round writes the one that the lowest bit of its
 /// sequence number chooses: fifteen qwords of result, then [`NoticeStatus`], which is written

@@ -26,7 +26,7 @@ bitfield! {
     pub struct Header1 {
         /// Request an interrupt when the command's TCQ entry is written.
         interrupt / with_interrupt: bool @ 0..=0,
-        /// Where the descriptor comes from. Ours: see [`source_type`].
+        /// The source of the descriptor. Ours: see [`source_type`].
         source_type / with_source_type: u8 @ 5..=6,
         /// Flip bit: the entry is valid when it differs from a blank entry's.
         flip / with_flip: bool @ 7..=7,

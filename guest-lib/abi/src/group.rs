@@ -3,7 +3,7 @@
 //! A control queue compares 64 bits, a barrier gate 40. The values are ours: a kind in bits
 //! 39 to 32, and a number of that kind below, so that ids of two kinds are never the same.
 
-/// Whose queues and gates are in a group.
+/// The owner of the queues and gates of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
     /// A number that an administrator has given: to a job, to a user by `REG_USER`, or by
@@ -17,7 +17,7 @@ pub enum Group {
 
 /// The number of the kernels' group: "IP".
 const IP: u64 = 0x4950;
-/// Where the kind begins.
+/// The lowest bit of the kind.
 const KIND: u32 = 32;
 
 impl Group {

@@ -17,7 +17,7 @@ pub struct PacketTarget {
     pub distances: [i8; 3],
     /// A, B and C of the target; its X, Y and Z follow from the distances.
     pub node: Coords,
-    /// Where the packet enters X, Y, Z routing.
+    /// The node of the unit at which the packet enters X, Y, Z routing.
     pub path: Path,
     /// Network interface of the target.
     pub tni: TniId,

@@ -21,7 +21,7 @@ bitfield! {
         readonly / with_readonly: bool @ 6..=6,
         /// The entry is valid.
         enable / with_enable: bool @ 7..=7,
-        /// Where the address space starts in the memory block, in units of 256 bytes.
+        /// The start of the address space in the memory block, in units of 256 bytes.
         mbva_units / with_mbva_units: u64 @ 8..=39,
         /// Index of the memory block.
         mbid / with_mbid: u16 @ 48..=63,
@@ -29,7 +29,7 @@ bitfield! {
 }
 
 impl Steering {
-    /// Where the address space starts in the memory block, in bytes.
+    /// The start of the address space in the memory block, in bytes.
     pub const fn mbva(self) -> u64 {
         self.mbva_units() << 8
     }

@@ -339,7 +339,7 @@ pub const fn window(link: Link, channel: Channel) -> u64 {
     WINDOW_SIZE * (link.index() * CHANNELS + channel.index()) as u64
 }
 
-/// Where a store to [`WINDOW_BAR`] goes.
+/// The target of a store to [`WINDOW_BAR`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowPlace {
     /// The link that is sent over.

@@ -152,8 +152,8 @@ pub fn pages_around(addr: u64, len: u64, page: u64) -> Option<(u64, u64)> {
 
 /// The most bytes of an STag: the range of its offset.
 const MAX_SPAN: u64 = 1 << crate::addr::OFFSET_BITS;
-/// Where the address space of an STag begins: at a multiple of this, as on machines whose pages
-/// are so large. Programs rely on an offset having the same low bits as the address.
+/// The alignment at which the address space of an STag begins, as on machines with pages of this
+/// size. Programs rely on an offset having the same low bits as the address.
 const BASE_ALIGN: u64 = 1 << 16;
 const HUGE: u64 = PageSize::Size2M.bytes();
 
@@ -180,7 +180,7 @@ pub struct Span {
     /// First byte of the first page, and the one behind the last.
     start: u64,
     end: u64,
-    /// Where the address space begins, unless the STag is of the process's own choice.
+    /// The start of the address space, unless the process has chosen the STag.
     base: u64,
     large: bool,
     read_only: bool,
@@ -216,8 +216,8 @@ impl Span {
             && other.end <= self.end
     }
 
-    /// Where the address space of `stag` begins. One of the process's own choice begins at the
-    /// memory itself.
+    /// The start of the address space of `stag`. If the process has chosen the STag, this is the
+    /// start of the memory itself.
     pub const fn origin(&self, stag: u32) -> u64 {
         if stag < SPECIAL_STAGS { self.va & !0xff } else { self.base }
     }
@@ -232,8 +232,8 @@ impl Span {
         if self.end - self.start >= HUGE { PageSize::Size2M } else { PageSize::Size64K }
     }
 
-    /// Where the page table of the device begins: with pages of `range_page`, or with its smallest
-    /// ones.
+    /// The start of the device's page table: with pages of `range_page`, or with the device's
+    /// smallest pages.
     pub const fn first(&self, is_range: bool) -> u64 {
         if is_range { self.start & !(self.range_page().bytes() - 1) } else { self.base }
     }
@@ -399,7 +399,7 @@ impl CqStat {
     }
 }
 
-/// Where the registers lie on a real machine, which LOAD_REGISTER counts from.
+/// The address of the registers on a real machine. LOAD_REGISTER counts from it.
 const HARDWARE_BASE: u64 = 0x4000_0000;
 /// Bytes that LOAD_REGISTER and LOAD_RESOURCE give at most in one call (ours).
 const MAX_LOAD: u64 = 16 << 20;
