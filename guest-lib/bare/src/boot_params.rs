@@ -81,13 +81,13 @@ impl BootParams {
     }
 }
 
-/// Where the heap is: behind the program.
+/// The range of the heap, which follows the program.
 pub(crate) fn heap() -> Range<usize> {
     let image_end = (&raw const __image_end) as usize;
     image_end..BootParams::of_this_program().ram_end_above(image_end)
 }
 
-/// Where the heap of a loader is: at the end of RAM. `None` if this program is none.
+/// The range of a loader's heap, at the end of RAM. `None` if this program is not a loader.
 pub(crate) fn loader_heap() -> Option<Range<usize>> {
     // SAFETY: only the linker writes it.
     let size = unsafe { loader_heap_size };
@@ -95,8 +95,8 @@ pub(crate) fn loader_heap() -> Option<Range<usize>> {
     (size > 0).then(|| end.saturating_sub(size).max(start)..end)
 }
 
-/// Where data that a PVH loader has put at this address can be read: page 0 was copied, because it
-/// is not mapped.
+/// The address at which data can be read that a PVH loader has put at `address`. Page 0 was copied,
+/// because it is not mapped.
 fn readable(address: u64) -> usize {
     let address = address as usize;
     if address < PAGE { (&raw const pvh_page_0) as usize + address } else { address }

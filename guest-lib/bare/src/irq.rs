@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::{mmio, service, time};
 
-/// Where a message-signalled interrupt for this (the only) CPU is written.
+/// The address to which a message-signalled interrupt for this (the only) CPU is written.
 pub const MSI_ADDRESS: u64 = 0xfee0_0000;
 
 /// Vector of the local APIC timer; free ones follow.

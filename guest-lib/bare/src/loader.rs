@@ -23,7 +23,7 @@ pub const COMMAND_LINE: u64 = 0x2_0000;
 /// Bytes of the longest command line, without its NUL.
 pub const COMMAND_LINE_MAX: usize = 2047;
 
-/// Where an image may lie: the loader itself is below.
+/// The lowest address of an image. The loader itself is below.
 pub const IMAGE_START: u64 = 0x20_0000;
 
 const BOOT_GDT: usize = 0x500;

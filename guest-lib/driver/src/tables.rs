@@ -129,7 +129,7 @@ pub(crate) struct Tables<P: Platform> {
     entries: Arc<[P::Dma; 2]>,
     /// Page table of each STag in use.
     pages: Vec<Option<P::Dma>>,
-    /// Where the search for a free STag starts.
+    /// The STag at which the search for a free one starts.
     next: u32,
 }
 

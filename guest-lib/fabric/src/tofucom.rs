@@ -194,7 +194,7 @@ const REST: Duration = Duration::from_micros(20);
 struct Queue {
     vcq: usize,
     address: Address,
-    /// Where it has the memory to send from.
+    /// The address of the memory from which it sends.
     staging_stadd: u64,
     /// Commands whose ends have not been reported.
     pending: usize,

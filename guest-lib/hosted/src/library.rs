@@ -22,7 +22,7 @@ pub enum LoadError {
          --release -p tofu-local` makes it"
     )]
     Absent {
-        /// Where it should be.
+        /// The folder in which it should be.
         folder: String,
         /// The loader's reason.
         why: String,

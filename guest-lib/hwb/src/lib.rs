@@ -33,7 +33,7 @@ fn run(body: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
     }
 }
 
-/// Where a core is, as in `fujitsu_hwb.h`.
+/// The place of a core, as in `fujitsu_hwb.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct PeInfo {

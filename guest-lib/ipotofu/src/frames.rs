@@ -206,7 +206,7 @@ impl Core {
         !self.replies.is_empty()
     }
 
-    /// Where a frame goes.
+    /// The destination of a frame.
     pub fn destination(&self, frame: &[u8]) -> Destination {
         let first = |mac: &mut Mac| frame.first_chunk().map(|first| *mac = *first).is_some();
         self.outbound.node().destination(frame.len(), first)

@@ -64,7 +64,7 @@ pub enum Answer {
     None,
 }
 
-/// Where a frame goes.
+/// The destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// Another node of the machine.
@@ -105,8 +105,8 @@ impl LocalNode {
         addr::node_of_mac(mac).filter(is_other)
     }
 
-    /// Where a frame of `len` bytes goes. `read` reads its first bytes, and returns whether it
-    /// could.
+    /// The destination of a frame of `len` bytes. `read` reads its first bytes, and returns false
+    /// if it cannot.
     pub fn destination(&self, len: usize, read: impl FnOnce(&mut Mac) -> bool) -> Destination {
         let mut mac = [0; 6];
         if len < ETHERNET_HEADER || !read(&mut mac) {

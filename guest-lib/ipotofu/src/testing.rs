@@ -11,7 +11,7 @@ use crate::outbound::{PacketQueue, Purpose, Tag};
 /// A posted packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Posted {
-    /// Where it goes.
+    /// Its target.
     pub target: PacketTarget,
     /// Its purpose.
     pub purpose: Purpose,

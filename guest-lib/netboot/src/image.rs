@@ -199,13 +199,13 @@ pub struct Segment {
 pub struct Layout {
     /// The places of the parts: no two of them overlap.
     pub segments: Vec<Segment>,
-    /// Where it is entered.
+    /// Its entry point.
     pub entry: u64,
     kind: ImageKind,
     header: Option<SetupHeader>,
 }
 
-/// Where files go while they are fetched.
+/// The places of files while they are fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     /// The kernel or guest, as a file.

@@ -11,7 +11,7 @@ use crate::error::OpenError;
 use crate::page::Page;
 use crate::{signal, uapi};
 
-/// Where the driver's files are.
+/// The folder of the driver's files.
 pub(crate) const FILES: &str = "/proc/tofu";
 
 /// A file that is open, and its page of registers.

@@ -187,7 +187,7 @@ pub struct JointQueue<Q, D> {
     members: [Option<Member<D>>; 2],
     /// The commands in the queue, in order of posting.
     posted: VecDeque<Posted>,
-    /// Whose orders are taken first next time.
+    /// The member whose orders are taken first next time.
     first: usize,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Region {
     /// In the order of their offsets.
     areas: Vec<Area>,
     file: Arc<dyn AsRawFd + Send + Sync>,
-    /// Where the region starts in the device's file.
+    /// The offset of the region in the device's file.
     start: u64,
     size: u64,
 }
@@ -107,7 +107,7 @@ impl Area {
         Ok(Self { offset, len, memory })
     }
 
-    /// Where `T` at `offset` is mapped, if it is aligned and there.
+    /// The address of the `T` at `offset` in the mapping, if it is aligned and exists.
     fn pointer<T>(&self, offset: u64) -> Option<*mut T> {
         let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
         if at.checked_add(size_of::<T>())? > self.len {
@@ -183,7 +183,7 @@ impl Region {
         self.areas.iter().map(|area| area.len as u64).sum::<u64>() == self.size
     }
 
-    /// Where `T` at `offset` is mapped, if it is aligned and there.
+    /// The address of the `T` at `offset` in the mapping, if it is aligned and exists.
     fn mapped<T>(&self, offset: u64) -> Option<*mut T> {
         let after = self.areas.partition_point(|area| area.offset <= offset);
         self.areas.get(after.checked_sub(1)?)?.pointer(offset)

@@ -15,7 +15,7 @@ use tofu_vfio::VfioPlatform;
 use crate::error::{Code, Error};
 use crate::platform::AnyPlatform;
 
-/// Where network processors come from.
+/// The source of network processors.
 pub(crate) enum Backend {
     /// A machine in this process.
     InProcess {

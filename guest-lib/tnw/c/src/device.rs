@@ -174,7 +174,7 @@ pub(crate) fn open(node: u32) -> Result<i32, Error> {
     handle.and_then(|handle| i32::try_from(handle).ok()).ok_or(Code::OutOfMemory.into())
 }
 
-/// Where the device of a handle is kept, if this process has opened it.
+/// The place in the table for the device of a handle, if this process has opened it.
 fn place(handle: i32) -> Result<(&'static Devices, usize), Error> {
     let handle = u32::try_from(handle).map_err(|_| Code::InvalidHandle)?;
     let (generation, at) = (handle >> GENERATION, handle as usize % (1 << GENERATION));

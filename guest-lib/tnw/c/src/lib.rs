@@ -48,7 +48,7 @@ pub struct LinkStatus {
     unacknowledged: u16,
 }
 
-/// Where a value goes.
+/// The place for a returned value.
 struct Out<T>(*mut T);
 
 impl<T: Copy> Out<T> {

@@ -8,7 +8,7 @@ use tofu_tnw::{STORE, Windows};
 use tofu_vfio::VfioPlatform;
 use vm_memory::VolatileSlice;
 
-/// Where a network processor is.
+/// The platform of a network processor.
 pub(crate) enum AnyPlatform {
     /// In this process, or in another one of this host.
     Hosted(Arc<HostPlatform>),
