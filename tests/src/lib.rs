@@ -31,7 +31,7 @@ use tofu_machine::{Links, MachineConfig};
 use tofu_netmodel::HostBus;
 use vm_memory::{GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
 
-/// Where a node's memory starts.
+/// The start of a node's memory.
 const MEMORY_BASE: u64 = 0x10_0000;
 /// Time that passes with each poll of a test, in nanoseconds.
 const TICK_NS: u64 = 1000;
@@ -541,7 +541,7 @@ impl Endpoint {
         self.cq.device()
     }
 
-    /// Where commands to this queue go.
+    /// The target of commands to this queue.
     pub fn target(&self) -> Target {
         Target::new(self.node, self.cq.tni())
     }

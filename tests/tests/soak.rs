@@ -27,7 +27,7 @@ use schedule::{Change, Down, Random};
 const SHAPE: &str = "1x1x4x2x3x2";
 const NODES: u32 = 48;
 const SECOND: u64 = 1_000_000_000;
-/// Where Puts land: behind what they read.
+/// The place to which Puts write, after the data that they read.
 const LANDING: usize = 32 << 10;
 
 /// A machine, and what is down in it.

@@ -18,7 +18,7 @@ pub fn have(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// Where cargo leaves the shared libraries: beside the tests.
+/// The folder in which cargo puts the shared libraries, beside the tests.
 pub fn libraries() -> PathBuf {
     env::current_exe().unwrap().parent().unwrap().to_owned()
 }

@@ -16,7 +16,7 @@ use tofu_abi::{BchId, BgId, TniId};
 
 use crate::world::{DATA, HIGH, LOW, TNI, World, coords};
 
-/// Where the notices of the channel of a gate go, unless the input says otherwise.
+/// The place for the notices of a gate's channel, unless the input has another one.
 const NOTICES: u64 = DATA;
 /// The channel of the two bystanders, and their group.
 const BCH: BchId = BchId::ALL[0];

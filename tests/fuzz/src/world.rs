@@ -51,9 +51,9 @@ pub(crate) const DATA_RANGE: Range<u64> = DATA..DATA + DATA_SIZE;
 /// Data that tables name as read-only.
 pub(crate) const READ_ONLY: u64 = LOW + 0x2_0000;
 
-/// Where STag 3 begins.
+/// The start of STag 3.
 const STAG_3: u64 = DATA + 0x300;
-/// Where in STag 3 the bystanders put their data, and how much.
+/// The place in STag 3 to which the bystanders put their data, and the number of bytes.
 const BYSTANDER_TARGET: u64 = 0x4000;
 const BYSTANDER_LENGTH: usize = 61;
 

@@ -131,7 +131,7 @@ pub fn checks_its_heap(place: &Place, node: &str) {
 
 /// Two nodes with the driver.
 pub struct Nodes {
-    /// Where their machine is.
+    /// The folder of their machine.
     pub place: Place,
     /// The SDK for compiling programs.
     pub sdk: Sdk,

@@ -55,7 +55,7 @@ pub fn streams(place: &Place, from: usize, (to, address): (usize, &str), mib: u3
 
 /// A machine called `net` whose nodes have the program `ip.py`.
 pub struct Net {
-    /// Where it runs.
+    /// The folder in which it runs.
     pub place: Place,
     nodes: usize,
 }

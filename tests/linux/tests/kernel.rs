@@ -15,7 +15,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Where the device is on a node.
+/// The slot of the device on a node.
 fn slot(place: &Place) -> String {
     let devices = place.exec("0", &["tofu-guest", "ls", "--json"]).json();
     devices[0]["device"].as_str().unwrap().to_owned()

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tofu_c_tests::{have, libraries, run};
 use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Said, skip, wait_for};
 
-/// Where it all is in a node.
+/// The folder of all files in a node.
 const THERE: &str = "/tmp/utofu";
 
 /// A machine of two nodes that have the programs; or `None`, after the reason was printed.

@@ -18,7 +18,7 @@ use anyhow::Context;
 use tofu_rules::{Device, Rule};
 
 const PAGE: &str = "docs/src/reference/rules.md";
-/// Where the table begins and ends in the page.
+/// The lines between which the page has the table.
 const BEGIN: &str = "<!-- written by tofu-modules, bin rules -->\n";
 const END: &str = "<!-- end -->\n";
 /// The folder of devices, and those whose code checks rules.
