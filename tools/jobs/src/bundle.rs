@@ -70,7 +70,7 @@ pub(crate) struct Bundle {
     mpi: bool,
     /// Programs that ranks may start by themselves.
     folder: Vec<folder::Program>,
-    /// Where those expect their loader.
+    /// The path at which they expect their loader.
     loader: Option<PathBuf>,
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn closure(
     Ok((ours, Closure { loader: name, files }))
 }
 
-/// Where to search for libraries.
+/// The places to search for libraries.
 struct Search {
     /// The user's folders, then the folder of our libraries, then folders of root file systems.
     folders: Vec<PathBuf>,

@@ -19,7 +19,7 @@ use crate::user::as_user;
 /// Bytes of a node's error message that are shown.
 const MAX_COMPLAINT: usize = 2000;
 
-/// Where the files go.
+/// The destination of the files.
 #[derive(Debug)]
 pub(crate) enum Destination {
     /// Into one subfolder of this folder for each node.

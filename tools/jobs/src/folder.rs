@@ -28,7 +28,7 @@ const RUNNERS: [&str; 8] = ["sh", "env", "nice", "nohup", "setsid", "taskset", "
 pub(crate) struct Program {
     path: PathBuf,
     arch: Arch,
-    /// Where it expects its loader.
+    /// The path at which it expects its loader.
     loader: PathBuf,
     links: elf::Links,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Program {
 /// The needs of a folder's programs on nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Needs {
-    /// Where they expect their loader.
+    /// The path at which they expect their loader.
     pub(crate) loader: Option<PathBuf>,
     /// Their libraries and the loader, by name.
     pub(crate) files: BTreeMap<String, PathBuf>,

@@ -32,7 +32,7 @@ pub struct JobTime {
     pub record: Option<PathBuf>,
     /// The record from which guests have their input.
     pub replay: Option<PathBuf>,
-    /// Where modelled time stops.
+    /// The point at which modelled time stops.
     pub until: Option<Until>,
 }
 
