@@ -81,7 +81,7 @@ struct LinuxReport {
     about_arm64: String,
     /// Names of the images.
     images: Vec<String>,
-    /// Where they are.
+    /// The folder that has them.
     cache: Option<PathBuf>,
     /// Memory can be shared between processes.
     shared_memory: bool,

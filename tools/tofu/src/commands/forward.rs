@@ -141,7 +141,7 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// Where clients come.
+/// The socket to which clients connect.
 enum Listener {
     Tcp(TcpListener),
     Udp(UdpSocket),

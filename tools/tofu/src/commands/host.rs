@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
-/// Where a program is that other processes are started from: in a folder of `PATH`.
+/// The path of a program from which other processes are started, in a folder of `PATH`.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())

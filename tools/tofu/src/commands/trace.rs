@@ -89,7 +89,7 @@ Examples:
   tofu trace 0 1 --queue 0/3 --kind put,get -w two.json --seconds 5
       a file to open in ui.perfetto.dev";
 
-/// Where commands go.
+/// The output for commands.
 enum Output {
     Text(Box<dyn Write>),
     Json(Box<dyn Write>),

@@ -20,7 +20,7 @@ const LONGEST: &str = "800s";
 const SHAPE: &str = "4x1x1x1x1x1";
 const TOFU: &str = env!("CARGO_BIN_EXE_tofu");
 
-/// Where programs are that this host has, or says which one it lacks.
+/// The paths of programs. Reports the first one that this host lacks.
 fn installed<const N: usize>(test: &str, programs: [&str; N]) -> Option<[PathBuf; N]> {
     let path = std::env::var("PATH").unwrap_or_default();
     // Servers are not on everybody's path.

@@ -126,7 +126,7 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// Where times are from left to right.
+/// The places of times from left to right.
 struct Clock {
     /// Beginnings and ends, in nanoseconds, of the times that are drawn to scale, in order. The
     /// times between them are cut.

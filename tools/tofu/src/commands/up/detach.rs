@@ -100,7 +100,7 @@ impl Write for Unread {
     }
 }
 
-/// Where a machine's output goes.
+/// The destination of a machine's output.
 pub(crate) fn output(detached: bool) -> Box<dyn Write> {
     if detached { Box::new(Unread(io::stdout())) } else { Box::new(io::stdout()) }
 }

@@ -252,7 +252,7 @@ impl Server {
         Ok(Self { listening, thread: Some(thread) })
     }
 
-    /// Where the page is.
+    /// The address of the page.
     pub(super) fn address(&self) -> String {
         format!("http://{}/{}/", self.listening.at, self.listening.token)
     }

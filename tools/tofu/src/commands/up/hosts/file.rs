@@ -12,7 +12,7 @@ pub(super) struct Host {
     pub(super) line: usize,
     /// The arguments of ssh(1).
     pub(super) name: String,
-    /// Where its shard listens.
+    /// The address at which its shard listens.
     pub(super) address: String,
     /// The command there, if it must not be copied.
     pub(super) tofu: Option<String>,
