@@ -27,7 +27,7 @@ const AFTER_THE_END: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The agent's own program.
 const AGENT: &str = "/proc/self/exe";
-/// Where programs are looked for if the agent was started without PATH.
+/// The folders that are searched for programs if the agent was started without PATH.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A running program and its children.

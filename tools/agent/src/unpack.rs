@@ -52,7 +52,7 @@ pub enum Place<'a> {
 #[derive(Debug)]
 pub struct Folder {
     fd: OwnedFd,
-    /// Where it was opened, for messages.
+    /// Its path, for messages.
     path: PathBuf,
 }
 

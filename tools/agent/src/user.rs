@@ -13,8 +13,8 @@ pub const WORD: &str = "as";
 
 /// The folder that the kernel driver offers to all users.
 const DRIVER: &str = "/proc/tofu/dev";
-/// Where `tofud` listens, which shares the device among all users. If neither exists, programs have
-/// the device through VFIO, which only root may use.
+/// The place at which `tofud` listens. It shares the device among all users. If neither exists,
+/// programs use the device through VFIO, which only root may do.
 const BROKERS: &str = "/run/tofu";
 
 /// Returns true if users other than root can have the device.

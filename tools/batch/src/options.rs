@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Where an option comes from.
+/// The source of an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     CommandLine,

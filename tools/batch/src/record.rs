@@ -225,7 +225,7 @@ impl Record {
         variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// Where ranks go, for people.
+    /// The order of ranks, for people.
     pub(crate) fn order(&self) -> &str {
         match &self.request.order {
             Order::ByChip => "rank-map-bychip",

@@ -15,7 +15,7 @@ pub struct Options {
     pub json: bool,
     /// `utofu-perf`, linked statically, to measure uTofu.
     pub utofu_perf: Option<PathBuf>,
-    /// Where a picture of the barriers' figures is written, as SVG.
+    /// The file for a picture of the barriers' figures, as SVG.
     pub plot: Option<PathBuf>,
     /// The file that the figures are appended to, and compared with the last ones of.
     pub trend: Option<PathBuf>,

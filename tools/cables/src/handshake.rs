@@ -283,7 +283,7 @@ impl Hall {
 /// A shard to connect to.
 struct Wanted {
     next: Instant,
-    /// Since when it has reported that this shard is taken.
+    /// The time since which it has reported that this shard is taken.
     taken: Option<Instant>,
 }
 

@@ -161,7 +161,7 @@ pub struct TracedCommand {
     pub tag: Option<(u16, u32)>,
     /// Its name, such as `Put`, or its code.
     pub command: String,
-    /// Where it went.
+    /// Its target.
     pub to: Option<TracedTarget>,
     /// Bytes of the message.
     pub length: u32,
@@ -198,7 +198,7 @@ impl TracedCommand {
     }
 }
 
-/// Where a command went.
+/// The target of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedTarget {
     /// Number of the node, if the machine has it.
@@ -435,12 +435,12 @@ pub struct TimeInfo {
     pub late_most_ns: u64,
     /// Of each guest.
     pub guests: Vec<GuestTimeInfo>,
-    /// Where time stands still, if it does.
+    /// The point at which time has stopped, if it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stands: Option<StandsInfo>,
 }
 
-/// Where modelled time stands still.
+/// The point at which modelled time has stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StandsInfo {
     /// In picoseconds since guests began.
@@ -785,7 +785,7 @@ pub struct RegisterValue {
 pub struct CaptureRequest {
     /// Number of the node.
     pub node: u32,
-    /// Where to capture, in the notation of `--on` of `tofu capture`; everywhere if empty.
+    /// The places to capture, in the notation of `--on` of `tofu capture`; all if empty.
     #[serde(default)]
     pub on: Vec<String>,
     /// Kinds of packets to capture, in the notation of `--kind`; all if empty.

@@ -83,7 +83,7 @@ impl log::Log for Messages {
     fn flush(&self) {}
 }
 
-/// Where options come from.
+/// The source of options.
 struct CommandLine {
     /// The program's own.
     words: Vec<String>,

@@ -46,7 +46,7 @@ const fn names(arch: Arch) -> Names {
     }
 }
 
-/// Where a QEMU comes from.
+/// The source of a QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// The user named it.
@@ -68,7 +68,7 @@ pub struct Qemu {
     pub envs: Vec<(OsString, OsString)>,
     /// Its version, such as `11.1.3`.
     pub version: String,
-    /// Where it comes from.
+    /// Its source.
     pub origin: Origin,
     /// True if it can give up system calls by itself (`-sandbox`).
     pub sandbox: bool,

@@ -45,7 +45,7 @@ pub struct LinuxHost {
     group: i32,
     /// The Ethernet of the nodes.
     pub lan: Ethernet,
-    /// Where they are registered.
+    /// The registry that has them.
     registry: Arc<Registry>,
     /// The rights that its threads give up.
     confinement: Confinement,

@@ -82,7 +82,7 @@ pub struct Message {
     pub kind: u32,
     /// [`VERSION`](crate::VERSION) in the first one, and 0 later.
     pub version: u32,
-    /// Where the guest is, in nanoseconds of its clock.
+    /// The guest's time, in nanoseconds of its clock.
     pub at_ns: u64,
     /// Until when a guest sleeps that does, in nanoseconds of its clock.
     pub until_ns: u64,

@@ -30,7 +30,7 @@ pub struct Options {
     pub json: bool,
     /// Threads that run the network of a scenario. The results do not depend on their number.
     pub threads: u32,
-    /// Where the curves are written, as SVG.
+    /// The file for the curves, as SVG.
     pub svg: Option<PathBuf>,
     /// The time of an instruction of a program in nanoseconds, if not that of an A64FX.
     pub ns_per_instruction: Option<f64>,

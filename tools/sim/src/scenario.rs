@@ -664,7 +664,7 @@ fn link(
     Ok((node, known))
 }
 
-/// Where a network saturates, in GB/s of each node.
+/// The load at which a network saturates, in GB/s of each node.
 #[derive(Debug, Serialize)]
 struct Saturation {
     size: u64,

@@ -10,7 +10,7 @@ use tofu_fabric::{FaultPlan, Ppm, Rates};
 pub struct FaultSpec {
     /// The rates.
     pub rates: Rates,
-    /// Where the random numbers begin.
+    /// The seed of the random numbers.
     pub seed: u64,
     /// True if commands can be lost, too.
     pub commands: bool,

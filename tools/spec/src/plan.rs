@@ -52,7 +52,7 @@ pub struct Plan {
     pub input: Option<InputLog>,
     /// Engine threads; `None` leaves the number to the machine.
     pub engines: Option<Engines>,
-    /// Where metrics are served, if at all.
+    /// The address at which metrics are served, if at all.
     pub metrics: Option<MetricsAddress>,
     /// The machine's name, if it is given.
     pub name: Option<MachineName>,
@@ -110,7 +110,7 @@ pub struct TimePlan {
     pub instruction: InstructionTime,
     /// The seed for the start times of the guests; `None` if all start at the same time.
     pub seed: Option<u32>,
-    /// Where it stops.
+    /// The point at which it stops.
     pub until: Option<Until>,
 }
 
@@ -148,7 +148,7 @@ pub struct IpPlan {
 /// A node of a [`Plan`].
 #[derive(Clone, Debug)]
 pub struct NodePlan {
-    /// Where it is.
+    /// Its coordinates.
     pub coords: Coords,
     /// The user of its device.
     pub role: Role,
@@ -231,7 +231,7 @@ pub struct LinuxPlan {
     pub args: String,
     /// The user's additions to the kernel's command line.
     pub append: String,
-    /// Where the kernel comes from.
+    /// The source of the kernel.
     pub boot: BootFrom,
     /// The architecture of its processors.
     pub arch: Arch,
@@ -246,7 +246,7 @@ pub struct VmPlan {
     pub memory: MemorySize,
     /// The user's part of the command line; the machine adds its own part.
     pub args: String,
-    /// Where the program comes from.
+    /// The source of the program.
     pub boot: BootFrom,
 }
 

@@ -50,7 +50,7 @@ pub struct MachineSpec {
     pub record: Option<PathBuf>,
     /// The record from which they have their input.
     pub replay: Option<PathBuf>,
-    /// Where modelled time stops.
+    /// The point at which modelled time stops.
     pub until: Option<Until>,
     /// True if a node fails when its guest crashes or its virtual machine dies.
     pub fail_with_guest: Option<bool>,
@@ -67,7 +67,7 @@ pub struct MachineSpec {
     pub timeout: Option<Timeout>,
     /// Engine threads.
     pub engines: Option<Engines>,
-    /// Where metrics are served, if at all.
+    /// The address at which metrics are served, if at all.
     pub metrics: Option<MetricsAddress>,
     /// True if guests are Linux.
     pub linux: Option<bool>,
@@ -84,7 +84,7 @@ pub struct MachineSpec {
     pub arch: Option<Arch>,
     /// The processor model of arm64 nodes.
     pub cpu: Option<ArmCpu>,
-    /// Where guests and kernels come from.
+    /// The source of guests and kernels.
     pub boot: Option<BootFrom>,
     /// The node of the boot server.
     #[serde(default, deserialize_with = "coords")]
@@ -157,7 +157,7 @@ pub struct MachineSpec {
 #[derive(Clone, Debug, Default)]
 pub struct Lines(pub(crate) FieldLines);
 
-/// Where a value was written is no part of it.
+/// The line at which a value was written is not compared.
 impl PartialEq for Lines {
     fn eq(&self, _: &Self) -> bool {
         true

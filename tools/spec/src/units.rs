@@ -173,7 +173,7 @@ impl TryFrom<i64> for Engines {
     }
 }
 
-/// Where metrics are served.
+/// The address at which metrics are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsAddress(pub SocketAddr);
 
@@ -392,7 +392,7 @@ impl fmt::Display for InstructionTime {
     }
 }
 
-/// Where the time of a machine in modelled time stops.
+/// The point at which the time of a machine in modelled time stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// At a time, in picoseconds.

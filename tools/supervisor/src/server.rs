@@ -53,7 +53,7 @@ const MOST_CLIENTS: usize = 512;
 /// The time limit for another shard to send the request for which it has opened a stream.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
 
-/// Where a request comes from.
+/// The source of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asker {
     /// A command on this host. The request concerns the whole machine.

@@ -35,7 +35,7 @@ impl View {
         [x, y, z]
     }
 
-    /// Where the node is.
+    /// The coordinates of the node.
     pub(crate) fn coords(&self) -> [u8; 3] {
         self.axes(NwpReg::Coordinates)
     }

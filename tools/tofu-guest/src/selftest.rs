@@ -21,7 +21,7 @@ use crate::output::Output;
 const PATIENCE_NS: u64 = 5_000_000_000;
 /// Bytes of a message: more than two TLPs, and an odd number.
 const LEN: usize = 4001;
-/// Where the second half of the memory begins.
+/// The start of the second half of the memory.
 const HALF: u64 = 64 << 10;
 const MEMORY: usize = 2 * HALF as usize;
 

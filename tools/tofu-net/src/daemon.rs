@@ -54,9 +54,9 @@ pub struct Settings {
     pub device: Option<Bdf>,
     /// The socket of `tofud`; its default place if not given.
     pub broker: Option<PathBuf>,
-    /// Where the daemon serves its statistics.
+    /// The socket at which the daemon serves its statistics.
     pub stats: PathBuf,
-    /// Where it records which links are dead, for programs.
+    /// The file in which it records dead links, for programs.
     pub links: PathBuf,
 }
 

@@ -18,9 +18,9 @@ use tofu_abi::topology::Shape;
 use tofu_net::{Daemon, Settings, ask, names};
 use tofu_vfio::Bdf;
 
-/// Where the daemon serves its statistics.
+/// The socket at which the daemon serves its statistics.
 const STATS: &str = "/run/tofu/net.sock";
-/// Where it records which links are dead.
+/// The file in which it records dead links.
 const LINKS: &str = "/run/tofu/links";
 
 /// The network interface tofu0, whose frames travel over the torus

@@ -71,7 +71,7 @@ fn one_line(text: &str) -> String {
 /// A file and its text.
 #[derive(Clone, Debug)]
 pub struct TomlFile<'a> {
-    /// Where it is.
+    /// Its path.
     pub path: &'a Path,
     text: &'a str,
     /// The ends of its lines. They are kept because a large file may have many look-ups of

@@ -87,7 +87,7 @@ impl Vandal {
         self.random.next() | FAR
     }
 
-    /// Where a ring may start.
+    /// An address at which a ring may start.
     fn ring(&mut self) -> u64 {
         if self.random.one_in(4) {
             return self.nowhere();

@@ -23,7 +23,7 @@ use tofu_tnw::{Channel, Nwp};
 
 tofu_guests::entry!(lbm);
 
-/// Where the populations go, and their weights.
+/// The directions of the populations, and their weights.
 const VELOCITIES: [(i32, i32); 9] =
     [(0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (-1, 1), (-1, -1), (1, -1)];
 const WEIGHTS: [f64; 9] = [

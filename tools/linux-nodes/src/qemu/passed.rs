@@ -30,7 +30,7 @@ const RUNTIME: [&str; 9] = [
 ];
 const DEVICES: [&str; 2] = ["/dev/null", "/dev/zero"];
 const KVM: &str = "/dev/kvm";
-/// Where the libraries and files of an installed program are.
+/// The folders that have the libraries and files of installed programs.
 const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/nix/store", "/gnu/store"];
 /// The same beside a program that is installed elsewhere, or not at all.
 const BESIDE: [&str; 7] = [

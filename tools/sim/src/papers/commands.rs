@@ -40,7 +40,7 @@ fn pair_of(generation: Generation, end: MakeEnd) -> anyhow::Result<(Model, [End;
     Ok((model, ends))
 }
 
-/// Where a command is written.
+/// The place to which a command is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum From {
     Memory,

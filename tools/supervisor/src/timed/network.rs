@@ -34,7 +34,7 @@ pub(super) struct TimedNetwork {
 }
 
 impl TimedNetwork {
-    /// Where time stands still, if it does.
+    /// The point at which time has stopped, if it has.
     pub(super) fn stands(&self) -> Option<Stands> {
         self.guests.first().and_then(|pace| self.paces.stop.stands(&pace.turn))
     }

@@ -47,7 +47,7 @@ pub(super) struct Paces {
     pub(super) seed: Option<u32>,
     /// Input of guests, if it comes through the machine.
     pub(super) outside: OnceLock<Arc<Outside>>,
-    /// Where time stops.
+    /// The point at which time stops.
     pub(super) stop: Stop,
 }
 
@@ -141,7 +141,7 @@ pub(super) struct Guest {
     plugin: UnixStream,
     /// When its clock began, in picoseconds.
     base: u64,
-    /// Where it was last, in nanoseconds of its clock.
+    /// Its last known time, in nanoseconds of its clock.
     last: u64,
     /// True if it slept from there on.
     slept: bool,

@@ -67,7 +67,7 @@ impl Stop {
         let _ = self.hears.set(hears);
     }
 
-    /// Where time stands still, if it does.
+    /// The point at which time has stopped, if it has.
     pub(super) fn stands(&self, turn: &Turn) -> Option<Stands> {
         let at = turn.stands_at()?;
         let started = self.engine.awaited().map(|(at, _)| at);
