@@ -68,7 +68,7 @@ inspect!(Outstanding {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
     pub(crate) rcode: Rcode,
-    /// Where the fault lies, if it is one.
+    /// The side of the fault, if it is one.
     pub(crate) at: Side,
     /// The value before the change that an atomic command has made.
     pub(crate) old_value: u64,
@@ -81,7 +81,7 @@ impl End {
     }
 }
 
-/// Where a command may fail.
+/// The side at which a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// At the initiator. The TCQ entry reports it, and so does the notice.
@@ -128,7 +128,7 @@ pub(crate) struct Policy {
     pub(crate) patience_ns: u64,
 }
 
-/// Where notices go: memory, the page with FULL_POINTER and the counters, and the time.
+/// The destination of notices: memory, the page with FULL_POINTER and the counters, and the time.
 pub(crate) struct Writer<'a> {
     pub(crate) memory: &'a dyn DmaMemory,
     pub(crate) page: &'a Page,

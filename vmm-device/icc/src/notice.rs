@@ -71,7 +71,7 @@ impl CommandKind {
 }
 
 impl Message {
-    /// Where the message goes.
+    /// The peer that the message goes to.
     pub(crate) const fn peer(&self) -> Peer {
         Peer { node: self.header1.target(), tni: self.tni }
     }

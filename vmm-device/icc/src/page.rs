@@ -18,12 +18,12 @@ pub struct SharedPages {
     layout: Layout,
 }
 
-/// Where the pages are in their region.
+/// The layout of the pages in their region.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
     /// One after the other.
     Packed,
-    /// Where they are in BAR0.
+    /// As in BAR 0.
     AsInBar,
 }
 

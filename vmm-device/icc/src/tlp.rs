@@ -196,7 +196,7 @@ pub enum Payload {
     /// The sender's memory itself, where both ends are in one process. The sender's
     /// translations stay in force until this is dropped.
     Guest {
-        /// Where the data is, in the memory of the pin.
+        /// The places of the data in the memory of the pin.
         segments: Segments,
         /// Keeps the translations.
         pin: Pin,

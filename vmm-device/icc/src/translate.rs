@@ -19,7 +19,7 @@ use crate::memory::{Access, DmaMemory, Reach, Segment, Segments};
 /// Places in a queue's translation cache.
 const CACHE_PLACES: usize = 32;
 
-/// Where a range is in memory, as far as it could be translated.
+/// The places of a range in memory, as far as it could be translated.
 pub(crate) struct Translation {
     /// The memory of the first `len` bytes.
     pub(crate) segments: Segments,

@@ -40,7 +40,7 @@ impl Active {
 
 inspect!(Active { tag, message as said, sent, wire });
 
-/// Where a queue takes its descriptors from, and what it is working on.
+/// The source of a queue's descriptors, and its work in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transmit {
     pub(crate) toq: u64,

@@ -263,7 +263,7 @@ fn overflow(node: &Node) -> bool {
     u64::from_le_bytes(irr) & CqsIrqs::MRQ_OVERFLOW.raw() != 0
 }
 
-/// Where register writes may arrive late, a full queue waits for a FULL_POINTER for that long, and
+/// If register writes may arrive late, a full queue waits for a FULL_POINTER for that time, and
 /// loses nothing if it comes.
 #[test]
 fn full_queue_waits_for_a_late_full_pointer() {

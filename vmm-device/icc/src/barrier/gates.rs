@@ -26,7 +26,7 @@ pub(super) struct Content {
     pub(super) value: Value,
 }
 
-/// Where a signal comes from.
+/// The source of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Local(BgId),

@@ -133,7 +133,7 @@ pub(crate) struct Walk {
     pages: Option<u64>,
     /// The last page that was examined.
     page: Option<Entry<PageEntry>>,
-    /// Where the first byte is.
+    /// The address of the first byte.
     memory: Option<u64>,
     /// The device's answer, and the reason.
     end: Result<(), (Rcode, String)>,

@@ -47,7 +47,7 @@ pub(crate) struct PacketPolicy {
     pub(crate) arm: Arm,
 }
 
-/// Where entries go, and what results from them.
+/// The destination of entries, and their results.
 pub(crate) struct PacketWriter<'a> {
     pub(crate) memory: &'a dyn DmaMemory,
     pub(crate) policy: PacketPolicy,
