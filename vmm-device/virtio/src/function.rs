@@ -50,7 +50,7 @@ pub struct Virtio {
     features: u64,
     /// Entries of each queue at most.
     queue_sizes: Vec<u16>,
-    /// Where the window capability lies in configuration space.
+    /// The offset of the window capability in configuration space.
     window: u16,
     registers: Mutex<Registers>,
     thread: Option<JoinHandle<()>>,

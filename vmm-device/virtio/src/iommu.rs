@@ -43,7 +43,7 @@ pub const F_BYPASS_CONFIG: u64 = 1 << 6;
 
 /// Size of the configuration in bytes (1.2, 5.13.4).
 const CONFIG_SIZE: usize = 48;
-/// Where the configuration has `bypass`.
+/// The offset of `bypass` in the configuration.
 const CONFIG_BYPASS: usize = 40;
 
 /// Types of requests (1.2, 5.13.6).

@@ -59,7 +59,7 @@ impl DeviceMemory {
         self.endpoint.as_ref().map(Endpoint::begin)
     }
 
-    /// Where the range is in guest memory.
+    /// The places of the range in guest memory.
     fn ranges(&self, address: GuestAddress, len: usize, access: Permissions) -> Option<Ranges> {
         let mut ranges = Ranges::new();
         match self.begin() {

@@ -24,7 +24,7 @@ impl Default for VmConfig {
     }
 }
 
-/// Where a function sits: the device number on bus 0, 1 to 31.
+/// The slot of a function: its device number on bus 0, 1 to 31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(pub(crate) u8);
 
@@ -54,7 +54,7 @@ pub struct LinuxBoot<'a> {
     /// True if the guest gets ACPI tables. Without them a kernel finds neither CPUs
     /// beside the first nor the ECAM window, and cannot power off.
     pub acpi: bool,
-    /// Where to enter the kernel.
+    /// The kernel's entry point.
     pub entry: KernelEntry,
     /// The IOMMU, if the machine has one; said by ACPI only.
     pub viot: Option<Viot<'a>>,
@@ -78,7 +78,7 @@ pub enum KernelEntry {
 /// [`Slot::requester_id`] as number.
 #[derive(Clone, Copy, Debug)]
 pub struct Viot<'a> {
-    /// Where the virtio-iommu is.
+    /// The slot of the virtio-iommu.
     pub iommu: Slot,
     /// The functions behind it. Others, and the virtio-iommu itself, are not.
     pub behind: &'a [Slot],

@@ -104,7 +104,7 @@ struct Domain {
 
 struct Mapping {
     last: u64,
-    /// Where it begins in guest memory.
+    /// Its start in guest memory.
     to: u64,
     rights: Permissions,
 }

@@ -20,7 +20,7 @@ const OK: u8 = 0;
 const IOERR: u8 = 1;
 const UNSUPP: u8 = 2;
 
-/// Where header and status of a request are in guest memory.
+/// The place of a request's header and status in guest memory.
 const HEADER_AT: u64 = BUFFERS - 0x1000;
 const STATUS_AT: u64 = BUFFERS - 0x800;
 const TABLE_AT: u64 = BUFFERS - 0x4000;

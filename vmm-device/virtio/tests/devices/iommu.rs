@@ -24,9 +24,9 @@ const NOENT: u8 = 6;
 const READ: u32 = 1;
 const WRITE: u32 = 2;
 
-/// Where the answers go.
+/// The place for answers.
 const ANSWER: u64 = BUFFERS + 0x1000;
-/// Where the driver's buffers for events are.
+/// The place of the driver's buffers for events.
 const EVENT_BUFFERS: u64 = BUFFERS + 0x2000;
 
 fn function() -> Virtio {
@@ -133,7 +133,8 @@ fn probe(endpoint: u32) -> Vec<u8> {
     request
 }
 
-/// Where an endpoint finds `len` bytes; none if it may not access them in this way.
+/// The addresses at which an endpoint finds `len` bytes; none if it may not access them in this
+/// way.
 fn find(
     endpoint: &Endpoint,
     at: u64,

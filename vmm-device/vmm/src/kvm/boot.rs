@@ -41,7 +41,7 @@ pub(crate) const BOOT_FLAG: u16 = 0xaa55;
 pub(crate) const HEADER_MAGIC: u32 = 0x5372_6448;
 pub(crate) const KERNEL_ALIGNMENT: u32 = 0x20_0000;
 
-/// Where to begin, and how.
+/// The place at which the guest begins, and its mode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     address: u64,

@@ -21,7 +21,7 @@ const PCI_PORTS_END: u16 = layout::PORT_PCI_DATA + 4;
 
 /// The devices of a VM, by I/O port and by guest-physical address.
 ///
-/// Where nothing answers, reads return ones and writes are dropped, as on a PC.
+/// At addresses without a device, reads return ones and writes are dropped, as on a PC.
 pub(crate) struct Bus {
     pub(crate) pci: PciHost,
     serial: Mutex<SerialPort>,

@@ -17,7 +17,7 @@ enum RunRequest {
     Stop,
 }
 
-/// Where a vCPU thread is.
+/// The phase of a vCPU thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum VcpuPhase {
     Running,

@@ -43,7 +43,7 @@ mod header {
 
 /// A kernel in guest memory.
 struct Loaded {
-    /// Where it begins in 64-bit mode or by PVH.
+    /// Its entry point in 64-bit mode or by PVH.
     entry: EntryPoint,
     /// The end of the kernel's part of guest memory, which begins at [`layout::IMAGE_START`].
     end: u64,

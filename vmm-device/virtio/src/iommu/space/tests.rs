@@ -113,7 +113,7 @@ impl Model {
         Ok(())
     }
 
-    /// Where a byte is, if it may be accessed so.
+    /// The address of a byte, if this access to it is permitted.
     fn byte(&self, endpoint: u32, at: u64, access: Permissions) -> Option<u64> {
         let entries = match self.attached.get(endpoint as usize).copied().flatten() {
             Some(domain) => self.domains[&domain].as_ref(),
