@@ -76,7 +76,7 @@ pub struct Packet<B> {
     pub dst: Coords,
     /// Its TNI. The network does not interpret it, so it may be any number.
     pub dst_tni: u8,
-    /// Where the packet enters X, Y, Z routing.
+    /// The node of the unit at which the packet enters X, Y, Z routing.
     pub path: Path,
     /// The way it takes. Unless that is the shortest one, the carrier works out part of `dst`.
     pub way: Way,

@@ -4,7 +4,7 @@ use tofu_links::{Check, Dllp, Seq};
 
 use crate::{DiscardReason, NodeId, Packet, Port};
 
-/// Where at a node a packet is observed.
+/// The place at a node at which a packet is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TapPoint {
     /// Between a network interface and the crossbar.
@@ -48,7 +48,7 @@ pub struct OnLink {
 pub struct Observation {
     /// The node.
     pub node: NodeId,
-    /// Where at the node.
+    /// The place at the node.
     pub point: TapPoint,
     /// Which way it goes.
     pub direction: Direction,

@@ -73,11 +73,11 @@ pub struct Passed {
     pub late_most_ns: u64,
     /// Of each guest.
     pub guests: Vec<GuestPassed>,
-    /// Where time stands still, if it does.
+    /// The point at which time has stopped, if it has.
     pub stands: Option<Stands>,
 }
 
-/// Where modelled time stands still.
+/// The point at which modelled time has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stands {
     /// In picoseconds since its guests began.

@@ -48,7 +48,7 @@ pub struct DeviceFaults {
     pub late_tcq_ns: u64,
     /// The same for the MRQ.
     pub late_mrq_ns: u64,
-    /// Where the random numbers begin.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 

@@ -14,7 +14,7 @@ const ENTRY_SIZE: u64 = 16;
 const ENABLE: u8 = 1 << 0;
 const FUNCTION_MASK: u8 = 1 << 1;
 
-/// Where MSI-X messages go: an interrupt controller, or a stand-in for one.
+/// The destination of MSI-X messages: an interrupt controller, or a stand-in for one.
 ///
 /// Called with the vector's lock held, so that calls for one vector come in the
 /// order of the events; an implementation must not call back into the

@@ -320,7 +320,7 @@ impl Rule {
         self.row().id
     }
 
-    /// Where it comes from.
+    /// Its source.
     pub fn source(self) -> Source {
         self.row().source
     }

@@ -143,7 +143,7 @@ pub enum Error {
     /// A filter could not be made or installed.
     #[error("sandbox: system call filter of role {role}: {reason}")]
     Filter {
-        /// Whose filter.
+        /// The role of the threads with this filter.
         role: &'static str,
         /// The message.
         reason: String,

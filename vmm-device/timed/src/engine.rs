@@ -359,7 +359,7 @@ impl EventEngine {
         self.active_since(node).is_some()
     }
 
-    /// Since when that has been true.
+    /// The time since which [`Self::is_active`] has been true.
     fn active_since(&self, node: NodeId) -> Option<Ps> {
         self.active.get(node.index())?.get().copied()
     }

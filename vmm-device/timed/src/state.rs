@@ -30,7 +30,7 @@ pub(crate) enum Due {
     Outside,
 }
 
-/// Where and why a TLP was lost.
+/// The place and the reason of a TLP's loss.
 pub(crate) type Loss = (NodeId, Option<Port>, DiscardReason);
 
 /// A packet on its way.
@@ -40,7 +40,7 @@ pub(crate) struct InFlight {
     sizes: (u16, u16),
     /// TLPs that have arrived at the target or have been lost.
     arrived: u32,
-    /// Where and why the first TLP was lost.
+    /// The place and the reason of the first TLP's loss.
     pub(crate) lost: Option<Loss>,
     /// The time for which its interface sends no other TLP of this kind after each of its TLPs.
     gap: Ps,

@@ -26,7 +26,7 @@ use client::{Host, sealed};
 use remote::Remote;
 
 const PAGE: u64 = 4096;
-/// Where the pages that are measured are for the device; the driver's tables are below.
+/// The device's address of the pages that are measured. The driver's tables are below.
 const AT: u64 = 1 << 36;
 /// A Put of the measurement, in bytes.
 const LEN: u32 = 1 << 20;

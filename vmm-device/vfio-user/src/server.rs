@@ -222,7 +222,7 @@ impl Server {
         Self { device, memory, mappable, used, vectors, sockets, attached, on_change }
     }
 
-    /// Since when a client has been attached, if one is.
+    /// The time since which a client has been attached, if one is.
     pub fn attached_since(&self) -> Option<Instant> {
         lock(&self.sockets).since
     }

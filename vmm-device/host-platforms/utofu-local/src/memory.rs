@@ -29,8 +29,8 @@ pub(crate) struct NodeMemory {
 /// Mappings by their first address for the device.
 struct Mappings {
     ranges: BTreeMap<u64, Range>,
-    /// Where to look for free addresses next, so that a tag that is used after its end meets
-    /// nothing rather than another mapping.
+    /// The address at which the next search for free addresses starts. Addresses are not reused
+    /// early, so that a tag that is used after its end finds no mapping rather than another one.
     next: u64,
 }
 
@@ -130,7 +130,7 @@ impl NodeMemory {
         Ok(Mapping { memory: Arc::clone(this), device_addr })
     }
 
-    /// Where the process has the memory at an address of the device.
+    /// The process's address of the memory at an address of the device.
     fn find_mapped(&self, addr: u64, len: usize, access: Access) -> Option<usize> {
         let mappings = read(&self.mappings);
         let (&start, range) = mappings.ranges.range(..=addr).next_back()?;

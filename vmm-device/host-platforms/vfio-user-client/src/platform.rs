@@ -217,7 +217,7 @@ impl SocketPlatform {
     }
 }
 
-/// Where mapped memory may have its addresses.
+/// The addresses that mapped memory may have.
 struct Addresses {
     client: Arc<Client>,
     free: Mutex<FreeList>,

@@ -19,7 +19,7 @@ const WORDS: usize = BUCKETS / 64;
 pub(super) struct Event {
     /// When.
     pub(super) at: Ps,
-    /// Where and what: the node and, in the low byte, what happens there.
+    /// The node and, in the low byte, what happens there.
     pub(super) what: u32,
     /// The argument of the event.
     pub(super) argument: u32,

@@ -189,7 +189,7 @@ pub(super) struct Turns {
     bit: [u8; GROUPS.len()],
 }
 
-/// Whose turn it is: a queue, its group, and the group that is next.
+/// The turn of an output: a queue, its group, and the group that is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
     pub(super) bit: u32,

@@ -400,8 +400,8 @@ impl Engine {
         Some(receiving)
     }
 
-    /// Where the link of a port leads, if its full state is no longer needed and nothing of it is
-    /// on the wire.
+    /// The other end of a port's link, if the link's full state is no longer needed and nothing of
+    /// it is on the wire.
     pub(super) fn clean_link(&self, now: Ps, node: u32, port: Port) -> Option<Far> {
         let Slot { input, output, .. } = &self.nodes[node as usize].slots[port.index()];
         let link = self.shared.sending.get(output.watched as usize)?;

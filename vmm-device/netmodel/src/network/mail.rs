@@ -195,7 +195,7 @@ impl Notices {
     }
 }
 
-/// Where an engine puts what leaves it.
+/// The outlet for messages and events that leave an engine.
 pub(super) struct Outlet<'a> {
     /// By engine.
     pub(super) mail: &'a mut [Mail],

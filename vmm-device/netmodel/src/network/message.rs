@@ -20,7 +20,7 @@ pub struct Message {
     pub dst: Coords,
     /// Its TNI.
     pub dst_tni: TniId,
-    /// Where the message enters X, Y, Z routing.
+    /// The node of the unit at which the message enters X, Y, Z routing.
     pub path: Path,
     /// The way it takes.
     pub way: Way,

@@ -27,7 +27,7 @@ use crate::client::{Host, sealed};
 use crate::exchange;
 
 const RAM: u64 = 64 << 20;
-/// Where the driver's memory is in RAM; below it MSI-X messages are written.
+/// The place of the driver's memory in RAM. MSI-X messages are written below it.
 const ARENA: u64 = 32 << 20;
 const MESSAGES: u64 = 16 << 20;
 /// Bytes of RAM for the messages of a device.
