@@ -2,7 +2,7 @@
 //!
 //! Each guest has two connections: one for its device, by vfio-user, and one for its pace. On the
 //! latter, a plugin of its QEMU reports the guest's time, and gets the time until which the guest
-//! may run. The manual's page on guests in modelled time has the protocol.
+//! may run. The protocol is that of [`tofu_pace`].
 
 mod between;
 mod network;

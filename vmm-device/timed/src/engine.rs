@@ -51,7 +51,7 @@ pub struct EventEngine {
     /// The number of commands that each node has started, once they are counted.
     commands: Vec<AtomicU64>,
     awaited: OnceLock<Awaited>,
-    /// How long commands of each node have been in flight.
+    /// The time for which commands of each node have been in flight.
     flights: Vec<Mutex<Flights>>,
     /// The number of barrier channels that are in use at each node.
     channels: Vec<AtomicU64>,

@@ -1,9 +1,10 @@
-//! Input of guests in modelled time, to their consoles and agents.
+//! Input of a machine in modelled time from outside: to consoles and agents of guests, and changes of
+//! the network.
 //!
 //! The host has input at arbitrary times. A guest gets it at a boundary, at each millisecond of the
 //! machine's time. So a run depends on the host only through the boundaries at which input came:
 //! the same input at the same boundaries gives the same run. A record has both; a replay takes its
-//! input from one.
+//! input from one. The same holds for changes, such as links that commands take down.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -25,9 +25,10 @@ const STOPS: Duration = Duration::from_secs(30);
 ///
 /// Prints the modelled time that has passed, the host's time for it, and for each guest: the
 /// modelled time in which it was awake, the host's time in which it ran, how often it stopped to
-/// request more time, its accesses to the device, and the commands that its device has started. The
-/// guest that was awake longest is marked: the others waited for it. If `tofu up --until` has
-/// stopped the time, it can be resumed.
+/// request more time, its accesses to the device, the commands that its device has started, the
+/// modelled time in which any of them was in flight, and the link of its node at which packets
+/// waited longest for room at the other end. The guest that was awake longest is marked: the others
+/// waited for it. If `tofu up --until` has stopped the time, it can be resumed.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TimeArgs {
     /// The machine; not needed if only one runs
