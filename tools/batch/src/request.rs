@@ -403,11 +403,26 @@ impl Submission {
     }
 }
 
+/// Returns the items of `--sparam` of a step. Conditions may have numbers with commas between them.
+fn step_items(text: &str) -> Vec<String> {
+    let mut items: Vec<String> = Vec::new();
+    for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        match items.last_mut() {
+            Some(last) if item.starts_with(|c: char| c.is_ascii_digit()) => {
+                last.push(',');
+                last.push_str(item);
+            }
+            _ => items.push(item.to_owned()),
+        }
+    }
+    items
+}
+
 /// Reads `--sparam` of a step.
 fn step(given: &Given, text: &str) -> Result<Model, Refusal> {
     let (mut job, mut step, mut named, mut dependencies) = (None, None, None, Vec::new());
-    for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-        let (name, value) = item.split_once('=').unwrap_or((item, ""));
+    for item in step_items(text) {
+        let (name, value) = item.split_once('=').unwrap_or((&item, ""));
         let number = || {
             let number =
                 key::number(value).ok().filter(|number| *number <= MOST_SUB || name == "jid");
@@ -417,8 +432,9 @@ fn step(given: &Given, text: &str) -> Result<Model, Refusal> {
             "jid" => job = Some(number()?),
             "sn" => step = Some(number()?),
             "sd" => {
-                let wanted = "sd must be NONE, or ec or pc, ==, !=, <, <=, > or >=, a number, and \
-                              behind colons one, after or all and numbers of steps";
+                let wanted = "sd must be NONE, or ec or pc, ==, !=, <, <=, > or >=, a number \
+                              (several with commas for == and !=), and behind colons one, after \
+                              or all and numbers of steps";
                 let dependency = Dependency::read(value).map_err(|()| given.refuse(wanted))?;
                 dependencies.extend(dependency);
             }

@@ -41,13 +41,16 @@ pub(crate) struct Dependency {
     pub(crate) result: Judged,
     pub(crate) comparison: Comparison,
     pub(crate) number: i32,
+    /// Further numbers that the result may be equal to.
+    #[serde(default)]
+    pub(crate) others: Vec<i32>,
     pub(crate) without: Without,
     /// The steps that are tested; the previous one if there are none.
     pub(crate) steps: Vec<u32>,
 }
 
 impl Dependency {
-    /// Reads `ec!=0:all:1`, or `NONE`, which is no condition.
+    /// Reads `ec!=0:all:1` or `pc==1,6`, or `NONE`, which is no condition.
     pub(crate) fn read(text: &str) -> Result<Option<Self>, ()> {
         let text: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
         if text == "NONE" {
@@ -71,7 +74,12 @@ impl Dependency {
         ];
         let read = |(sign, comparison)| Some((rest.strip_prefix(sign)?, comparison));
         let (number, comparison) = comparisons.into_iter().find_map(read).ok_or(())?;
-        let number = key::number(number)?.try_into().map_err(|_| ())?;
+        let numbers = number.split(',').map(|number| key::number(number)?.try_into().map_err(drop));
+        let mut numbers = numbers.collect::<Result<Vec<i32>, ()>>()?.into_iter();
+        let (number, others) = (numbers.next().ok_or(())?, numbers.collect::<Vec<_>>());
+        if !others.is_empty() && !matches!(comparison, Comparison::Equal | Comparison::Unequal) {
+            return Err(());
+        }
         let without = match parts.next() {
             None | Some("one") => Without::One,
             Some("after") => Without::After,
@@ -79,7 +87,7 @@ impl Dependency {
             Some(_) => return Err(()),
         };
         let steps = parts.map(key::number).collect::<Result<_, _>>()?;
-        Ok(Some(Self { result, comparison, number, without, steps }))
+        Ok(Some(Self { result, comparison, number, others, without, steps }))
     }
 
     /// Returns true if the condition holds for a step's results.
@@ -89,8 +97,8 @@ impl Dependency {
             Judged::Manager => manager,
         };
         match self.comparison {
-            Comparison::Equal => result == self.number,
-            Comparison::Unequal => result != self.number,
+            Comparison::Equal => result == self.number || self.others.contains(&result),
+            Comparison::Unequal => result != self.number && !self.others.contains(&result),
             Comparison::Less => result < self.number,
             Comparison::AtMost => result <= self.number,
             Comparison::More => result > self.number,
@@ -112,9 +120,24 @@ mod tests {
         assert!(read("pc>=11").holds(0, 11));
         assert!(read("ec < 5 : after").holds(4, 0));
         assert!(read("ec==3").holds(3, 0) && !read("ec>3").holds(3, 0));
+        let several = read("ec == 1, 3:all:2");
+        assert!(several.holds(1, 0) && several.holds(3, 0) && !several.holds(2, 0));
+        assert_eq!((several.without, &*several.steps), (Without::All, &[2][..]));
+        assert!(read("pc!=1,6").holds(0, 0) && !read("pc!=1,6").holds(0, 6));
         assert_eq!(Dependency::read("NONE"), Ok(None));
-        for text in ["", "ec", "ec=0", "ec!=", "ec!=x", "xx==1", "ec==1:some", "ec==1:all:x", "é"]
-        {
+        for text in [
+            "",
+            "ec",
+            "ec=0",
+            "ec!=",
+            "ec!=x",
+            "xx==1",
+            "ec==1:some",
+            "ec==1:all:x",
+            "ec<1,2",
+            "ec==1,",
+            "é",
+        ] {
             assert_eq!(Dependency::read(text), Err(()), "{text}");
         }
     }
