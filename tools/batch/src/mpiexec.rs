@@ -500,6 +500,12 @@ fn sink(sink: &Sink, job: Option<&Job>) -> RankFile {
 ///
 /// One line for the user.
 pub fn mpiexec(words: &[String]) -> anyhow::Result<u8> {
+    if let [word] = words
+        && ["--version", "-version", "-V"].contains(&word.as_str())
+    {
+        writeln!(io::stdout(), "mpiexec (tofu {})", env!("CARGO_PKG_VERSION"))?;
+        return Ok(0);
+    }
     let call = read(words)?;
     let job = Job::find()?;
     if !call.ignored.is_empty() {

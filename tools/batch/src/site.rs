@@ -20,7 +20,7 @@ enum Stand {
     },
 }
 
-const PROFILER: Stand = wrapper("-[dthpmlwL]");
+const PROFILER: Stand = wrapper("-[dthpmlwLiIHPS]");
 
 const ALL: [(&str, Stand); 16] = [
     ("_CNEnv_base", Stand::Empty),
@@ -124,6 +124,7 @@ mod tests {
             ("numactl --hardware", ""),
             ("numactl -m", ""),
             ("fapp -C -d ./prof -Hevent=pa1 echo c", "c\n"),
+            ("fipp -C -d ./prof -I call,cpupa -i 10 -Srange echo c", "c\n"),
             ("lpgparm -s 32MB -- echo d", "d\n"),
             ("module load lang/tcsds-1.2.38", ""),
             ("spack load /abc", ""),
