@@ -54,11 +54,14 @@ pub enum Image {
     Host,
     /// With Debian's programs for networks, file servers and MPI.
     Network,
+    /// With Open MPI.
+    OpenMpi,
 }
 
 impl Image {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Default, Self::Newest, Self::Host, Self::Network];
+    pub const ALL: [Self; 5] =
+        [Self::Default, Self::Newest, Self::Host, Self::Network, Self::OpenMpi];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -67,6 +70,7 @@ impl Image {
             Self::Newest => "tofu-tests",
             Self::Host => "tofu-tests-host",
             Self::Network => "tofu-tests-network",
+            Self::OpenMpi => "openmpi",
         }
     }
 
@@ -78,6 +82,7 @@ impl Image {
             }
             Self::Host => &["image", "build", "--name", "tofu-tests-host", "--modules", "kvm-amd"],
             Self::Network => &["image", "build", "--name", "tofu-tests-network"],
+            Self::OpenMpi => &["image", "build", "--name", "openmpi"],
         }
     }
 
@@ -85,6 +90,7 @@ impl Image {
         match self {
             Self::Default | Self::Host => &[],
             Self::Newest => &["--with", "pciutils"],
+            Self::OpenMpi => &["--with", "openmpi-bin"],
             Self::Network => &[
                 "--modules",
                 "nfsd,nfsv4",

@@ -48,8 +48,14 @@ impl Sdk {
             compiler: ("gcc".into(), STRICT),
         };
         fs::create_dir(&this.libraries).unwrap();
-        let names =
-            ["libtofucom.so", "libtofutop.so", "libtnw.so", "libFJhwb.so", "libtofulocal.so"];
+        let names = [
+            "libtofucom.so",
+            "libtofutop.so",
+            "libtnw.so",
+            "libFJhwb.so",
+            "libtofulocal.so",
+            "libtofu_fi.so",
+        ];
         for name in names {
             // Copying their debug information takes long.
             let built = libraries().join(name);

@@ -22,6 +22,7 @@ mod identity;
 mod job;
 pub mod pmi;
 mod port;
+pub mod relay;
 pub mod session;
 pub mod startup;
 pub mod terminal;

@@ -1,14 +1,17 @@
 //! The agent: runs in a Linux guest, started by its init, and serves `tofu exec` and `tofu cp` on
 //! the host.
 //!
-//! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, forever; `tofu-agent pack PATH` and
-//! `tofu-agent unpack PATH NAME` move files as archives over the standard streams; `tofu-agent
-//! pack-changed PATH FOLDER` packs only those that have changed since the folder was copied, and
-//! `tofu-agent unpack-alone PATH` never unpacks into an existing folder. `tofu-agent pmi SIZE
-//! MAPPING` serves the ranks of an MPI job. Its first line of output is the address; later lines
-//! name a rank that has aborted the job, and its code. `tofu-agent as USER PROGRAM` executes a
-//! program as that user, if users can have the device. `tofu-agent terminal PATH PROGRAM` executes
-//! a program with the terminal at that path as its controlling terminal.
+//! `tofu-agent [PORT]` serves a virtio port, or a UNIX socket, for ever; `tofu-agent pack PATH` and
+//! `tofu-agent unpack PATH NAME` move files as archives over the standard streams;
+//! `tofu-agent pack-changed PATH FOLDER` packs only those that have changed since the folder was
+//! put there, and `tofu-agent unpack-alone PATH` never goes into a folder that exists.
+//! `tofu-agent pmi SIZE MAPPING` serves the ranks of an MPI job. Its first line of output tells
+//! where, and later lines tell which rank has aborted the job with which code.
+//! `tofu-agent relay` carries connections to a port of this node over the standard streams. Its
+//! first line of output tells which port.
+//! `tofu-agent as USER PROGRAM` becomes a program run by that user, where users can have the
+//! device. `tofu-agent terminal PATH PROGRAM` becomes a program that the terminal at that path
+//! controls.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -25,7 +28,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, Rlimit, setrlimit};
-use tofu_agent::{files, pmi, session, startup, terminal, unpack, user, wakeup};
+use tofu_agent::{files, pmi, relay, session, startup, terminal, unpack, user, wakeup};
 
 /// The port that the host gives its nodes.
 const PORT: &str = "/dev/virtio-ports/org.tofu.agent";
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
             Ok(size) => serve_ranks(size, mapping),
             Err(_) => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a number of ranks")),
         },
+        ["relay"] => relay_connections(),
         [terminal::WORD, path, ref words @ ..] => {
             return not_run(words, &terminal::become_program(path, words));
         }
@@ -67,7 +71,7 @@ fn main() -> ExitCode {
             eprintln!(
                 "usage: tofu-agent [PORT] | tofu-agent pack PATH | \
                  tofu-agent pack-changed PATH FOLDER | tofu-agent unpack PATH NAME | \
-                 tofu-agent unpack-alone PATH | tofu-agent pmi SIZE MAPPING"
+                 tofu-agent unpack-alone PATH | tofu-agent pmi SIZE MAPPING | tofu-agent relay"
             );
             return ExitCode::from(2);
         }
@@ -122,8 +126,16 @@ fn serve_ranks(size: u32, mapping: &str) -> io::Result<()> {
     pmi::serve(&listener, size, mapping, report)
 }
 
-/// The address at which other nodes reach this one: its Ethernet address from the kernel's command
-/// line (as this project's init reads it), or that of its Tofu interface, or a loopback address.
+/// Carries connections of this node's programs until the host ends its input.
+fn relay_connections() -> io::Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    println!("{}", listener.local_addr()?);
+    relay::serve(listener, io::stdin(), io::stdout())
+}
+
+/// The address at which other nodes reach this one: the one that the kernel's command line gives
+/// its Ethernet (as this project's init reads it), or that of its Tofu interface, or an address for
+/// this node alone.
 fn address() -> IpAddr {
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let mut words = line.split_ascii_whitespace().filter_map(|word| word.strip_prefix("tofu.ip="));

@@ -2,6 +2,7 @@
 //! others, which later jobs can reuse.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,9 +13,11 @@ use tofu_agent::files::{self, Source};
 use tofu_image::{Arch, Progress};
 
 use crate::closure::{closure, without_mpis};
-use crate::libraries::Closure;
+use crate::elf::Family;
+use crate::libraries::{Closure, PROVIDER};
+use crate::mpi::CHOICE;
 use crate::spec::{JobSpec, Libs};
-use crate::{cross_arch, elf, folder, libraries};
+use crate::{cross_arch, elf, folder, libraries, mpi};
 
 /// The most that is copied to nodes of a file or folder, in bytes.
 const MAX_COPY: u64 = 256 << 20;
@@ -61,13 +64,15 @@ pub(crate) struct Bundle {
     programs: Vec<Started>,
     /// A message for the user about the program and MPI.
     about_mpi: Option<String>,
-    /// The reason why a program cannot run as several ranks, if it cannot.
-    refused: Option<String>,
     /// The architecture that the programs are for, if their files say so.
     arch: Option<Arch>,
     /// True if the job has MPI and a program may use it: a file that is not linked with an MPI
     /// library does not.
     mpi: bool,
+    /// The MPI that programs are linked with.
+    family: Option<Family>,
+    /// The provider of libfabric, if the programs' MPI is to use it.
+    provider: Option<PathBuf>,
     /// Programs that ranks may start by themselves.
     folder: Vec<folder::Program>,
     /// The path at which they expect their loader.
@@ -131,9 +136,9 @@ struct Needed {
     ours: Vec<PathBuf>,
     libraries: Option<BTreeMap<String, PathBuf>>,
     about_mpi: Option<String>,
-    refused: Option<String>,
     arch: Option<Arch>,
     mpi: bool,
+    family: Option<Family>,
 }
 
 impl Needed {
@@ -159,8 +164,8 @@ impl Needed {
             file: None,
             libraries: None,
             about_mpi: None,
-            refused: None,
             arch: None,
+            family: None,
         })
     }
 
@@ -191,7 +196,7 @@ impl Needed {
             file = format!("{number}/{file}");
         }
         let about_mpi = elf::about_mpi(program, &bytes, spec.mpi);
-        let refused = elf::refused(program, &bytes).filter(|_| spec.mpi);
+        let family = elf::links(&bytes).ok().and_then(|links| elf::family(&links.needed));
         let contents = (Path::new(BIN).join(&file), Source::File(0o755, bytes));
         let (libraries, start) = match closure {
             Some(Closure { loader, files }) => (Some(files), Start::Loader { loader, file }),
@@ -204,9 +209,9 @@ impl Needed {
             ours,
             libraries,
             about_mpi,
-            refused,
             arch,
             mpi: spec.mpi && may_use,
+            family,
         })
     }
 }
@@ -259,9 +264,10 @@ impl Bundle {
             ours: Vec::new(),
             programs: Vec::new(),
             about_mpi: None,
-            refused: None,
             arch: None,
             mpi: false,
+            family: None,
+            provider: None,
             folder: folder::programs(spec),
             loader: None,
         };
@@ -277,7 +283,7 @@ impl Bundle {
             add(needed.libraries, &mut bundle.libraries);
             bundle.programs.push(needed.started);
             bundle.about_mpi = bundle.about_mpi.or(needed.about_mpi);
-            bundle.refused = bundle.refused.or(needed.refused);
+            bundle.family = bundle.family.or(needed.family);
             bundle.mpi |= needed.mpi;
             // Those of a program that says for which architecture they are count more.
             if needed.arch.is_some() || bundle.ours.is_empty() {
@@ -285,6 +291,8 @@ impl Bundle {
             }
             bundle.arch = bundle.arch.or(needed.arch);
         }
+        // A script may start programs that are.
+        bundle.family = bundle.family.or_else(|| folder::family(&bundle.folder));
         Ok(bundle)
     }
 
@@ -317,27 +325,36 @@ impl Bundle {
             // Programs that a script starts may use our libraries, so these must be for the nodes.
             self.ours = libraries::find_arm64(progress)?.0;
         }
+        let chosen = spec.env.iter().any(|variable| variable.name == CHOICE);
+        if matches!(self.family, Some(Family::OpenMpi { .. }))
+            && spec.mpi
+            && Arch::own() == Some(machine)
+            && !chosen
+        {
+            match libraries::find_provider() {
+                Ok(provider) => self.provider = Some(provider),
+                Err(error) => log::warn!("MPI's messages do not go over Tofu: {error:#}"),
+            }
+        }
         let needs = folder::needs(&self.folder, machine, &self.ours, spec, progress);
         self.loader = needs.loader;
         add(Some(needs.files).filter(|files| !files.is_empty()), &mut self.libraries);
         Ok(())
     }
 
-    /// Returns whether the nodes need an image with MPI.
-    pub(crate) fn uses_mpi(&self) -> bool {
-        self.mpi
+    /// Returns the MPI that the nodes' image needs, if it needs any.
+    pub(crate) fn mpi(&self) -> Option<Family> {
+        self.mpi.then(|| self.family.unwrap_or(Family::Mpich))
     }
 
-    /// Checks whether the programs can run as so many ranks.
-    ///
-    /// # Errors
-    ///
-    /// With the reason why they cannot.
-    pub(crate) fn check_ranks(&self, ranks: u32) -> anyhow::Result<()> {
-        match self.refused.as_ref().filter(|_| ranks > 1) {
-            Some(why) => bail!("{why}"),
-            None => Ok(()),
-        }
+    /// Returns the MPI that programs are linked with.
+    pub(crate) fn family(&self) -> Option<Family> {
+        self.family
+    }
+
+    /// Returns a line that tells the way of MPI's messages, if it is not the image's.
+    pub(crate) fn way(&self) -> Option<&'static str> {
+        self.provider.as_ref().map(|_| "MPI's messages go over Tofu, by libfabric of Open MPI")
     }
 
     /// Returns a message for the user about the program and MPI, if there is one.
@@ -383,7 +400,9 @@ impl Bundle {
             .ours
             .iter()
             .map(|library| Ok((libraries::name(library)?.into(), Source::Path(library.clone()))));
-        let mut sets = vec![set(TOFU, &ours.collect::<anyhow::Result<_>>()?)?];
+        let provider = self.provider.iter();
+        let provider = provider.map(|file| Ok((PROVIDER.into(), Source::Path(file.clone()))));
+        let mut sets = vec![set(TOFU, &ours.chain(provider).collect::<anyhow::Result<_>>()?)?];
         if let Some(libraries) = &self.libraries {
             let files = libraries.iter();
             let files = files.map(|(name, path)| (name.into(), Source::Path(path.clone())));
@@ -450,10 +469,18 @@ impl Bundle {
 
     /// Returns the variables that let the program find the contents of the folder.
     pub(crate) fn variables(&self, folder: &str) -> Vec<(String, String)> {
-        vec![
+        let ours = format!("{folder}/{TOFU}");
+        let provider = self.provider.as_ref().map(|_| OsStr::new(&ours));
+        let mpi = self.family.filter(|_| self.mpi).map(|family| mpi::variables(family, provider));
+        let mpi = mpi.into_iter().flatten();
+        let mut all: Vec<_> = mpi
+            .map(|(name, value)| (name.to_owned(), value.to_string_lossy().into_owned()))
+            .collect();
+        all.extend([
             (tofu_jtofu::vars::FILE.to_owned(), format!("{folder}/{MAP}")),
-            ("LD_LIBRARY_PATH".to_owned(), format!("{folder}/{TOFU}")),
-        ]
+            ("LD_LIBRARY_PATH".to_owned(), ours.clone()),
+        ]);
+        all
     }
 }
 

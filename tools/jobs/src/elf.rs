@@ -9,6 +9,8 @@ use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use tofu_image::Arch;
 
+use crate::libraries;
+
 /// An MPI library and those with the same ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
@@ -27,8 +29,17 @@ impl Family {
         }
     }
 
-    /// Refines this with the other libraries of the program: Open MPI has a library of its run-time
-    /// system only up to version 4, and one of its portability layer in all versions.
+    /// Returns the name of the image that has it by default.
+    pub(crate) fn image(self, arch: Arch) -> &'static str {
+        match (self, arch) {
+            (Self::Mpich, _) => libraries::mpi_image(arch),
+            (Self::OpenMpi { .. }, Arch::X86_64) => "openmpi",
+            (Self::OpenMpi { .. }, Arch::Arm64) => "openmpi-arm64",
+        }
+    }
+
+    /// Returns the same with what the other libraries of its program tell: the run-time system is a
+    /// library of Open MPI up to version 4 only, and the portability layer one of all versions.
     pub(crate) fn with(self, files: &BTreeMap<String, PathBuf>) -> Self {
         let old = files.keys().any(|name| name.starts_with("libopen-rte.so"));
         let open = files.keys().any(|name| name.starts_with("libopen-pal.so"));
@@ -121,17 +132,14 @@ pub(crate) fn without_mpi(name: &str, bytes: &[u8]) -> Option<String> {
     Some(format!("{name} is linked with {library}, and there is no --mpi"))
 }
 
-/// Returns the reason if nodes cannot run a program as several ranks with `--mpi`: their process
-/// manager speaks PMI-1, and Open MPI needs PMIx.
-pub(crate) fn refused(name: &str, bytes: &[u8]) -> Option<String> {
-    let needed = needed(bytes).unwrap_or_default();
-    let is_open = |name: &&String| matches!(Family::of(name), Some(Family::OpenMpi { .. }));
-    let library = needed.iter().find(is_open)?;
-    Some(format!(
-        "cannot run {name} on nodes as several ranks: it is linked with Open MPI ({library}), \
-         which they do not start; compile it with the mpicc of `tofu sdk --mpi` (mpich), or run it \
-         with --local"
-    ))
+/// Returns the family of the MPI library among those that a program is linked with. A program in
+/// Fortran may only be linked with others of the same MPI.
+pub(crate) fn family(needed: &[String]) -> Option<Family> {
+    let of = |name: &str| {
+        let fortran = name.starts_with("libmpi_") && name.ends_with(".so.40");
+        Family::of(name).or(fortran.then_some(Family::OpenMpi { version: 5 }))
+    };
+    needed.iter().find_map(|name| of(name))
 }
 
 /// Returns a message for the user if the program needs `--mpi` and does not have it, or has it and
@@ -143,11 +151,10 @@ pub(crate) fn about_mpi(name: &str, bytes: &[u8], mpi: bool) -> Option<String> {
     }
     let needed = needed(bytes).unwrap_or_default();
     let library = mpi_library(&needed)?;
-    let is_mpich = needed.iter().any(|name| Family::of(name) == Some(Family::Mpich));
-    (!is_mpich).then(|| {
+    family(&needed).is_none().then(|| {
         format!(
-            "{name} is linked with {library}, which is not mpich's: if it does not speak PMI-1, \
-             each rank takes itself for the only one"
+            "{name} is linked with {library}, which is neither mpich's nor Open MPI's: if it does \
+             not speak PMI-1, each rank takes itself for the only one"
         )
     })
 }
@@ -187,9 +194,12 @@ mod tests {
         assert_eq!(abi.with(&files("libucp.so.0")), Family::Mpich);
         assert_eq!(abi.with(&files("libopen-pal.so.80")), Family::OpenMpi { version: 5 });
         let said = about_mpi("a", &with("libmpi.so.20"), true).unwrap();
-        assert!(said.contains("libmpi.so.20, which is not mpich's"), "{said}");
-        let said = refused("a", &with("libmpi.so.40")).unwrap();
-        assert!(said.contains("a on nodes as several ranks: it is linked with Open MPI"), "{said}");
-        assert_eq!((refused("a", &mpich), refused("a", &own)), (None, None));
+        assert!(said.contains("libmpi.so.20, which is neither mpich's"), "{said}");
+        let of = |bytes: &[u8]| family(&links(bytes).unwrap().needed);
+        assert_eq!((of(&mpich), of(&own)), (Some(Family::Mpich), None));
+        assert_eq!(of(&with("libmpi.so.40")), Some(open));
+        assert_eq!(about_mpi("a", &with("libmpi.so.40"), true), None);
+        let fortran = ["libc.so.6", "libmpi_mpifh.so.40"].map(str::to_owned);
+        assert_eq!(family(&fortran), Some(open));
     }
 }

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use tofu_image::{Arch, Progress};
 
 use crate::closure::closure;
+use crate::elf::Family;
 use crate::libraries::Closure;
 use crate::spec::{JobSpec, Libs};
 use crate::{closure, cross_arch, elf};
@@ -137,9 +138,16 @@ pub(crate) fn needs(
     needs
 }
 
-/// Returns true if a program of the nodes, or a script with this text, may use MPI. A shell, or a
-/// tool that each image has, may use it if one of the folder's programs that it starts does. Any
-/// other program may, such as Python.
+/// Returns the family of MPI that programs of a folder are linked with, unless there are several.
+pub(crate) fn family(programs: &[Program]) -> Option<Family> {
+    let mut all = programs.iter().filter_map(|program| elf::family(&program.links.needed));
+    let first = all.next()?;
+    all.all(|other| other == first).then_some(first)
+}
+
+/// Returns whether a program of the nodes, or a script of which this is the text, uses MPI as far
+/// as can be told: a shell or a tool of each image that starts programs of the folder does if one
+/// of these does. Anything else may, as Python.
 pub(crate) fn may_use_mpi(
     words: &[String],
     script: Option<&[u8]>,
@@ -205,6 +213,7 @@ mod tests {
             found.iter().map(|program| program.path.file_name().unwrap()).collect();
         names.sort();
         assert_eq!(names, ["a", "mpi"]);
+        assert_eq!(family(&found), Some(Family::Mpich));
 
         // The one with MPI, which this host lacks, is left to the nodes.
         let own = Arch::own().unwrap();

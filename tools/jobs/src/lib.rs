@@ -20,6 +20,7 @@ mod machine;
 mod mpi;
 mod nodes;
 mod place;
+mod process_manager;
 mod queue_owner;
 mod spec;
 mod user;

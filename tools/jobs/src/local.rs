@@ -176,7 +176,7 @@ impl<'a> Mpi<'a> {
 
     /// Sets the variables of a rank.
     fn set(&self, command: &mut Command, rank: u32, placement: &Placement) {
-        command.envs(placement.mpi_variables(rank, &self.address));
+        command.envs(placement.mpi_variables(rank, Some(&self.address)));
         command.envs(self.way.into_iter().flat_map(Way::variables));
         let variables = self.pmix.iter().flat_map(|server| server.variables(rank));
         command.envs(variables.map(|(name, value)| (name, value)));

@@ -21,8 +21,8 @@ use tofu_spec::units::{ImageName, Interconnect, Time};
 use tofu_supervisor::janitor;
 use tofu_ui::exit;
 
+use crate::elf::Family;
 use crate::job::Control;
-use crate::libraries;
 use crate::place::Wanted;
 use crate::spec::{JobSpec, JobTime};
 
@@ -72,7 +72,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Finds a machine, or starts one. If `arch` is given, its nodes have that architecture, and
-    /// with `mpi` the image of a new machine has MPI.
+    /// with `mpi` the image of a new machine has that MPI.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Machine {
     pub(crate) fn find(
         spec: &JobSpec,
         wanted: Wanted,
-        (arch, mpi): (Option<Arch>, bool),
+        (arch, mpi): (Option<Arch>, Option<Family>),
         control: &Control,
     ) -> anyhow::Result<Found> {
         // Options for a new machine imply starting one.
@@ -288,7 +288,7 @@ impl Own {
     fn start(
         spec: &JobSpec,
         wanted: Wanted,
-        (arch, mpi): (Arch, bool),
+        (arch, mpi): (Arch, Option<Family>),
     ) -> anyhow::Result<(Self, MachineName)> {
         let shape = match spec.machine_shape()? {
             Some(shape) => shape,
@@ -306,16 +306,20 @@ impl Own {
         if io {
             command.arg("--io-nodes");
         }
-        let default = mpi.then_some(libraries::mpi_image(arch));
+        let default = mpi.map(|family| family.image(arch));
         if let Some(image) = spec.image.as_ref().map(ImageName::as_str).or(default) {
             if tofu_image::Cache::from_env()?.find(image)?.is_none() && spec.image.is_none() {
                 let of = match arch {
                     Arch::X86_64 => String::new(),
                     Arch::Arm64 => format!(" --arch {arch}"),
                 };
-                bail!(
-                    "there is no image {image} for MPI programs; `tofu sdk{of} --mpi DIR` makes it"
-                );
+                let make = match mpi {
+                    Some(Family::OpenMpi { .. }) => {
+                        format!("image build{of} --name {image} --with openmpi-bin")
+                    }
+                    _ => format!("sdk{of} --mpi DIR"),
+                };
+                bail!("there is no image {image} for MPI programs; `tofu {make}` makes it");
             }
             command.args(["--image", image]);
         }
@@ -336,7 +340,7 @@ impl Own {
         if spec.mpi && !modelled {
             command.args(["--net", "lan"]);
         }
-        if mpi {
+        if mpi.is_some() {
             command.args(["--memory", MPI_MEMORY]);
         }
         command.stdout(Stdio::piped());

@@ -13,7 +13,7 @@ use anyhow::Context;
 use tempfile::TempDir;
 use tofu_control::node_name;
 use tofu_image::Arch;
-use tofu_pmix::{Layout, Server};
+use tofu_pmix::{Away, Layout, Server};
 
 use crate::elf::Family;
 use crate::job::{Event, Teller};
@@ -84,56 +84,91 @@ impl Way {
         events: Teller,
     ) -> anyhow::Result<Option<Server>> {
         let Family::OpenMpi { .. } = self.family else { return Ok(None) };
-        let info = &placement.info.job;
-        let nodes = info.nodes().iter().map(|at| (node_name(*at), info.ranks_at(*at).to_vec()));
-        let layout =
-            Layout { job: job.to_owned(), nodes: nodes.collect(), library: self.pmix.clone() };
-        // By this path it is the same program, even if its file has been replaced.
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("tofu").arg(tofu_pmix::COMMAND).env("LD_LIBRARY_PATH", search);
-        let on_abort = move |rank, code| events.tell(Event::Abort { rank, code });
-        let server = Server::start(command, &layout, on_abort);
-        server.map(Some).context("Open MPI's ranks need a PMIx server (Debian: libpmix2)")
+        let mut command = command();
+        command.env("LD_LIBRARY_PATH", search);
+        let layout = layout(placement, job, self.pmix.clone());
+        start(command, &layout, events).map(Some)
     }
 
     /// The variables that start the MPI library and select this transport, except for those that
     /// the user has set.
     pub(crate) fn variables(&self) -> Vec<(&'static str, &OsStr)> {
-        let mut all: Vec<(_, &OsStr)> = Vec::new();
-        if let Some((folder, _)) = &self.provider {
-            all.extend([("FI_PROVIDER_PATH", folder.as_os_str()), (CHOICE, "tofu".as_ref())]);
-        }
-        let by_libfabric = self.provider.is_some();
-        match self.family {
-            // mpich 4.3 and later would take UCX if they have both.
-            Family::Mpich if by_libfabric => all.push(("MPIR_CVAR_CH4_NETMOD", "ofi".as_ref())),
-            Family::Mpich => {}
-            Family::OpenMpi { version } => {
-                // Windows by UCX are none without its devices, and Debian's settings exclude those
-                // by messages, without which version 4 has none between nodes.
-                all.push(("OMPI_MCA_osc", "^ucx".as_ref()));
-                if version < 5 {
-                    // It believes in PMIx only if a resource manager that it knows is there. This
-                    // one adds nothing.
-                    all.push(("JSM_JSRUN_PORT", "0".as_ref()));
-                }
-                if by_libfabric {
-                    // Debian's settings exclude it.
-                    all.extend([
-                        ("OMPI_MCA_mtl", "ofi".as_ref()),
-                        ("OMPI_MCA_pml", "^ucx".as_ref()),
-                    ]);
-                }
-                if by_libfabric {
-                    // Windows of version 5 need one, and those of 4 are made of messages.
-                    let btl = if version < 5 { "self" } else { "ofi,self" };
-                    all.push(("OMPI_MCA_btl", btl.as_ref()));
-                }
-            }
-        }
+        let folder = self.provider.as_ref().map(|(folder, _)| folder.as_os_str());
+        let mut all = variables(self.family, folder);
         all.retain(|(name, _)| env::var_os(name).is_none());
         all
     }
+}
+
+/// The variables by which an MPI library starts, and sends by the provider in a folder, if there is
+/// one.
+pub(crate) fn variables(family: Family, provider: Option<&OsStr>) -> Vec<(&'static str, &OsStr)> {
+    let mut all: Vec<(_, &OsStr)> = Vec::new();
+    if let Some(folder) = provider {
+        all.extend([("FI_PROVIDER_PATH", folder), (CHOICE, "tofu".as_ref())]);
+    }
+    let by_libfabric = provider.is_some();
+    match family {
+        // mpich 4.3 and later would take UCX if they have both.
+        Family::Mpich if by_libfabric => all.push(("MPIR_CVAR_CH4_NETMOD", "ofi".as_ref())),
+        Family::Mpich => {}
+        Family::OpenMpi { version } => {
+            // Windows by UCX are none without its devices, and Debian's settings exclude those by
+            // messages, without which version 4 has none between nodes.
+            all.push(("OMPI_MCA_osc", "^ucx".as_ref()));
+            if version < 5 {
+                // It believes in PMIx only if a resource manager that it knows is there. This one
+                // adds nothing.
+                all.push(("JSM_JSRUN_PORT", "0".as_ref()));
+            }
+            if by_libfabric {
+                // Debian's settings exclude it. Windows of version 5 need a BTL, and those of 4 are
+                // made of messages.
+                let btl = if version < 5 { "self" } else { "ofi,self" };
+                all.extend([
+                    ("OMPI_MCA_mtl", "ofi".as_ref()),
+                    ("OMPI_MCA_pml", "^ucx".as_ref()),
+                    ("OMPI_MCA_btl", btl.as_ref()),
+                ]);
+            }
+        }
+    }
+    all
+}
+
+/// Starts a PMIx server on this host for ranks that are elsewhere, or here.
+///
+/// # Errors
+///
+/// If it does not start.
+pub(crate) fn serve(
+    placement: &Placement,
+    job: &str,
+    away: Option<Away>,
+    events: Teller,
+) -> anyhow::Result<Server> {
+    let layout = Layout { away, ..layout(placement, job, PMIX.into()) };
+    start(command(), &layout, events)
+}
+
+/// Describes a job to a PMIx server.
+fn layout(placement: &Placement, job: &str, library: PathBuf) -> Layout {
+    let ranks = |at| placement.info.job.ranks_at(at).to_vec();
+    let nodes = placement.nodes().into_iter().map(|at| (node_name(at), ranks(at))).collect();
+    Layout { job: job.to_owned(), nodes, library, away: None }
+}
+
+fn command() -> Command {
+    // By this path it is the same program, even if its file has been replaced.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("tofu").arg(tofu_pmix::COMMAND);
+    command
+}
+
+fn start(command: Command, layout: &Layout, events: Teller) -> anyhow::Result<Server> {
+    let on_abort = move |rank, code| events.tell(Event::Abort { rank, code });
+    let server = Server::start(command, layout, on_abort);
+    server.context("Open MPI's ranks need a PMIx server (Debian: libpmix2)")
 }
 
 /// An MPI library.

@@ -5,14 +5,12 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, SyncSender};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde_json::json;
 use tofu_abi::{Coords, Group};
-use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
+use tofu_agent::wire::{Exec, Program, Status, ToProgram};
 use tofu_control::protocol::{EventInfo, EventKind, Reply, Request};
 use tofu_control::{Connection, RemoteProgram, node_name};
 use tofu_image::{Phase, Progress};
@@ -26,6 +24,7 @@ use crate::job::{self, Control, EXIT_TIMEOUT, Event, Label, Options, OutputTaker
 use crate::lease::{Got, Lease};
 use crate::machine::{Found, Machine};
 use crate::place::{Placement, Wanted, in_order};
+use crate::process_manager::{Manager, Ranks};
 use crate::spec::JobSpec;
 use crate::user::as_user;
 
@@ -43,8 +42,6 @@ const GROUP: &str = "TOFU_GROUP";
 const SUBNET: &str = "TOFU_SUBNET";
 /// Bytes of output of our programs on a node that are read.
 const MAX_SAID: usize = 2000;
-/// The time limit for the process manager to report its address, in guests that may be slow.
-const MANAGER: Duration = Duration::from_secs(120);
 
 /// Prepares a node before any program of the job runs. Where the kernel driver or `tofud` gives
 /// users the device, makes the user the owner of the job's folder, and limits the user to the job's
@@ -132,14 +129,11 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         Ok(bundle) => bundle,
         Err(error) => return preparing.stopped(error),
     };
-    let ranks = spec.ranks.or(spec.map.map(|map| map.nodes()));
-    bundle.check_ranks(ranks.unwrap_or(1))?;
     let destination = Destination::new(spec)?;
-    let mut machine =
-        match Machine::find(spec, wanted, (bundle.arch(), bundle.uses_mpi()), &control)? {
-            Found::Machine(machine) => machine,
-            Found::Over(code) => return Ok(code),
-        };
+    let mut machine = match Machine::find(spec, wanted, (bundle.arch(), bundle.mpi()), &control)? {
+        Found::Machine(machine) => machine,
+        Found::Over(code) => return Ok(code),
+    };
     let result = match bundle.fit(machine.arch, spec, &preparing) {
         Ok(()) => on_machine(spec, wanted, (&bundle, destination.as_ref()), &mut machine, &control),
         Err(error) => preparing.stopped(error),
@@ -204,9 +198,11 @@ fn on_machine(
         Got::Nodes(lease, job) => (lease, job),
         Got::Signal(signal) => return Ok(exit::of_signal(signal)),
     };
-    bundle.check_ranks(job.processes())?;
     if let Some(about) = bundle.about_mpi().filter(|_| job.processes() > 1) {
         job::warn(spec.json, about)?;
+    }
+    if let Some(text) = bundle.way() {
+        job::note(spec.json, text, &json!({ "event": "mpi", "text": text }))?;
     }
     for restart in 0.. {
         let placed = in_order((*job).clone(), &spec.order)?;
@@ -462,11 +458,18 @@ impl Site<'_> {
             0 => None,
             _ => Some(NodeWatch::start(socket, &self.nodes, control.teller())?),
         };
+        let folder = self.folder();
+        let ranks = Ranks {
+            machine: self.machine,
+            placement,
+            name: &self.name,
+            folder: &folder,
+            user: self.user,
+        };
         let manager = match spec.mpi {
-            true => Some(Manager::start(self, placement, control.teller())?),
+            true => Some(Manager::start(&ranks, bundle.family(), control.teller())?),
             false => None,
         };
-        let folder = self.folder();
         let ranks = job.processes();
         let command = bundle.command(&folder, ranks, |rank| spec.program_of(rank, ranks));
         let command: Vec<_> = command.iter().map(String::as_str).collect();
@@ -484,10 +487,11 @@ impl Site<'_> {
         .collect();
         let given = spec.variables();
         let mut start = |rank| -> anyhow::Result<Arc<dyn Rank>> {
-            let mpi =
-                manager.as_ref().map(|manager| placement.mpi_variables(rank, &manager.address));
-            let env =
-                [common.clone(), placement.variables(rank), mpi.unwrap_or_default(), given.clone()];
+            let mpi = match &manager {
+                Some(manager) => manager.variables(rank, placement)?,
+                None => Vec::new(),
+            };
+            let env = [common.clone(), placement.variables(rank), mpi, given.clone()];
             let exec = Exec {
                 program: Program::Agent,
                 args: command.clone(),
@@ -615,97 +619,5 @@ impl Drop for NodeWatch {
     fn drop(&mut self) {
         // The machine may have ended.
         let _ = self.0.shutdown(Shutdown::Both);
-    }
-}
-
-/// The process manager of an MPI job, on the node of its first rank.
-struct Manager {
-    remote: RemoteProgram,
-    /// The address at which ranks reach it.
-    address: String,
-}
-
-impl Manager {
-    fn start(site: &Site<'_>, placement: &Placement, events: Teller) -> anyhow::Result<Self> {
-        let job = &placement.info.job;
-        let words = ["pmi".to_owned(), job.processes().to_string(), placement.mpi_mapping()];
-        let exec =
-            Exec { program: Program::Agent, args: words.into(), env: Vec::new(), stdin: false };
-        let node = site.machine.index(placement.node(0))?;
-        let remote = RemoteProgram::start(&site.machine.control, node, exec)?;
-        let (sender, addresses) = mpsc::sync_channel(1);
-        let followed = remote.clone();
-        let follow = move || {
-            let mut text = Vec::new();
-            let status = followed.follow(|output, bytes| {
-                if output == Output::Out {
-                    text.extend_from_slice(bytes);
-                }
-                while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
-                    let line: Vec<u8> = text.drain(..=end).collect();
-                    take_line(String::from_utf8_lossy(&line).trim(), &sender, &events);
-                }
-                if text.len() > MAX_SAID {
-                    // Not a line of the manager.
-                    text.clear();
-                }
-                Ok(())
-            });
-            log::debug!("the ranks' process manager has ended: {status:?}");
-        };
-        thread::Builder::new().name("manager".into()).spawn(follow).context("no threads left")?;
-        let address = addresses.recv_timeout(MANAGER);
-        let address = address.context("the process manager for the ranks does not start")?;
-        if site.nodes.len() > 1 && address.starts_with("127.") {
-            bail!(
-                "MPI needs tofu0 or an Ethernet between the nodes, and the machine {} has neither; \
-                 start it with `tofu up --linux --net lan`",
-                site.machine.name
-            );
-        }
-        Ok(Self { remote, address })
-    }
-
-    fn end(self) {
-        // If this fails, the manager has ended.
-        let _ = self.remote.say(ToProgram::Kill);
-    }
-}
-
-/// Handles a line of the process manager: first its address, later which rank has aborted the job.
-fn take_line(line: &str, addresses: &SyncSender<String>, events: &Teller) {
-    match line.split_once(' ').map(|(rank, code)| (rank.parse(), code.parse())) {
-        None => {
-            // One is enough. If it came too late, the receiver has gone.
-            let _ = addresses.try_send(line.to_owned());
-        }
-        Some((Ok(rank), Ok(code))) => {
-            events.tell(Event::Abort { rank, code });
-        }
-        Some(_) => log::warn!("the ranks' process manager says {:?}", tofu_ui::printable(line)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Instant;
-
-    #[test]
-    fn process_manager_output_is_parsed() {
-        let (addresses, got_addresses) = mpsc::sync_channel(1);
-        let control = Control::new(Duration::ZERO).unwrap();
-        let events = control.teller();
-        take_line("10.84.0.1:40000", &addresses, &events);
-        take_line("3 -1", &addresses, &events);
-        take_line("what else", &addresses, &events);
-        assert_eq!(got_addresses.try_iter().collect::<Vec<_>>(), ["10.84.0.1:40000"]);
-        assert!(matches!(control.next(None), Ok(Some(Event::Abort { rank: 3, code: -1 }))));
-        let now = Some(Instant::now());
-        assert!(matches!(control.next(now), Ok(None)));
-        // Events of an earlier start are ignored.
-        control.again();
-        events.tell(Event::Abort { rank: 3, code: -1 });
-        assert!(matches!(control.next(now), Ok(None)));
     }
 }

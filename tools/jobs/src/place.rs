@@ -323,9 +323,9 @@ impl Placement {
         values.map(|(name, value)| (name.to_owned(), value.to_string())).into()
     }
 
-    /// Returns the variables with the place of a rank of an MPI job, and its process manager at
-    /// `address`.
-    pub(crate) fn mpi_variables(&self, rank: u32, address: &str) -> Vec<(String, String)> {
+    /// Returns the variables that tell a rank of an MPI job its place, and its process manager for
+    /// PMI-1 at `address`.
+    pub(crate) fn mpi_variables(&self, rank: u32, address: Option<&str>) -> Vec<(String, String)> {
         let ((local, locals), ranks) = (self.local(rank), self.info.job.processes());
         let numbers = [
             ("PMI_ID", rank),
@@ -346,7 +346,8 @@ impl Placement {
             ("FLIB_RANK_ON_NODE", local),
         ];
         let numbers = numbers.into_iter().map(|(name, value)| (name, value.to_string()));
-        let all = std::iter::once(("PMI_PORT", address.to_owned())).chain(numbers);
+        let address = address.map(|address| ("PMI_PORT", address.to_owned()));
+        let all = address.into_iter().chain(numbers);
         all.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 

@@ -12,6 +12,7 @@ mod server;
 pub use server::serve;
 
 use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, SocketAddrV4};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -23,8 +24,11 @@ use serde::{Deserialize, Serialize};
 /// The command of a program that starts itself again as that process. It must call [`serve`].
 pub const COMMAND: &str = "pmix-server";
 
+/// The beginning of an address in a variable.
+const SCHEME: &str = "tcp4://";
+
 /// Names and values of a rank's variables.
-type Variables = Vec<(String, String)>;
+pub type Variables = Vec<(String, String)>;
 
 /// A job, which the process gets as one line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +39,17 @@ pub struct Layout {
     pub nodes: Vec<(String, Vec<u32>)>,
     /// The library, as a path or as a name for the loader.
     pub library: PathBuf,
+    /// The ranks' place, if they are on other hosts than the server.
+    pub away: Option<Away>,
+}
+
+/// Ranks on nodes whose files the server does not share. Their connections are carried to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Away {
+    /// The number of their user, who is his own group.
+    pub user: u32,
+    /// The folder on each node in which they may have files.
+    pub folder: PathBuf,
 }
 
 /// A line of JSON from the process.
@@ -70,6 +85,10 @@ impl Server {
         on_abort: impl Fn(u32, i32) + Send + 'static,
     ) -> anyhow::Result<Self> {
         // Signals of a terminal are not for it: it would leave its files behind.
+        if layout.away.is_some() {
+            // Ranks get facts about the job as messages, not as a file.
+            command.env("PMIX_MCA_gds", "hash");
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().context("cannot start the PMIx server")?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
@@ -98,6 +117,29 @@ impl Server {
     /// Returns the variables of a rank.
     pub fn variables(&self, rank: u32) -> &[(String, String)] {
         self.variables.get(rank as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the address at which ranks reach the server.
+    ///
+    /// # Errors
+    ///
+    /// If no variable tells it.
+    pub fn address(&self) -> anyhow::Result<SocketAddrV4> {
+        let mut values = self.variables(0).iter().map(|(_, value)| value);
+        let found = values.find_map(|value| value.split_once(SCHEME)?.1.parse().ok());
+        found.context("the PMIx server's variables do not tell its address")
+    }
+
+    /// Returns the variables of a rank that reaches the server at another address.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Server::address`].
+    pub fn variables_by(&self, rank: u32, other: SocketAddr) -> anyhow::Result<Variables> {
+        let own = format!("{SCHEME}{}", self.address()?);
+        let other = format!("{SCHEME}{other}");
+        let variables = self.variables(rank).iter();
+        Ok(variables.map(|(name, value)| (name.clone(), value.replace(&own, &other))).collect())
     }
 }
 

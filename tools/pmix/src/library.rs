@@ -212,11 +212,15 @@ impl Library {
         self.check(status, "the job")
     }
 
-    /// Registers a rank of a job. Returns the variables with which it finds this server.
-    pub(crate) fn add_rank(&self, job: &str, rank: u32) -> anyhow::Result<Variables> {
+    /// Registers a rank of a job, which runs as this user and group. Returns the variables by which
+    /// it finds this server.
+    pub(crate) fn add_rank(
+        &self,
+        job: &str,
+        rank: u32,
+        [user, group]: [u32; 2],
+    ) -> anyhow::Result<Variables> {
         let process = abi::Proc { namespace: chars(job), rank };
-        let user = rustix::process::getuid().as_raw();
-        let group = rustix::process::getgid().as_raw();
         let null = ptr::null_mut;
         // SAFETY: as for the job.
         let status =

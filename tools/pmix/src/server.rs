@@ -68,16 +68,30 @@ fn begin(layout: &Layout, files: &Path) -> anyhow::Result<(Library, Vec<Variable
     let names = layout.nodes.iter().flat_map(|(name, on)| on.iter().map(move |rank| (rank, name)));
     let mut all = vec![Vec::new(); ranks as usize];
     for (rank, name) in names {
-        let mut variables = library.add_rank(&layout.job, *rank)?;
+        let mut variables = library.add_rank(&layout.job, *rank, user(layout))?;
         // It takes this host's name otherwise, and then ranks take each other for neighbours.
-        variables.retain(|(key, _)| key != "PMIX_HOSTNAME");
-        variables.push(("PMIX_HOSTNAME".to_owned(), name.clone()));
+        set(&mut variables, "PMIX_HOSTNAME", name);
+        if let Some(folder) = layout.away.as_ref().and_then(|away| away.folder.to_str()) {
+            set(&mut variables, "PMIX_SERVER_TMPDIR", folder);
+            set(&mut variables, "PMIX_SYSTEM_TMPDIR", folder);
+        }
         *all.get_mut(*rank as usize).context("a rank beyond the last one")? = variables;
     }
     Ok((library, all))
 }
 
-/// Facts about the job, by the keys of the PMIx standard that Open MPI requests.
+/// The numbers of the ranks' user and group: those of this process if they are here.
+fn user(layout: &Layout) -> [u32; 2] {
+    let own = || [rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()];
+    layout.away.as_ref().map_or_else(own, |away| [away.user; 2])
+}
+
+fn set(variables: &mut Variables, name: &str, value: &str) {
+    variables.retain(|(key, _)| key != name);
+    variables.push((name.to_owned(), value.to_owned()));
+}
+
+/// Facts about the job for ranks that ask: the keys of the PMIx standard that Open MPI asks for.
 fn about(library: &Library, layout: &Layout, ranks: u32, files: &Path) -> anyhow::Result<Infos> {
     let folder = |path: &Path| CString::new(path.as_os_str().as_bytes());
     let list = |ranks: &[u32]| ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -92,6 +106,7 @@ fn about(library: &Library, layout: &Layout, ranks: u32, files: &Path) -> anyhow
     infos.uint32("pmix.job.napps", 1);
     infos.uint32("pmix.num.nodes", u32::try_from(names.len())?);
     // Where ranks may have files; they are removed with the folder.
+    let files = layout.away.as_ref().map_or(files, |away| &away.folder);
     let own = files.join("job");
     infos.text("pmix.tmpdir", folder(files)?);
     infos.text("pmix.nsdir", folder(&own)?);
@@ -118,7 +133,9 @@ fn about(library: &Library, layout: &Layout, ranks: u32, files: &Path) -> anyhow
             process.text("pmix.hname", CString::new(name.as_str())?);
             process.uint32("pmix.appnum", 0);
             let own = own.join(rank.to_string());
-            fs::create_dir_all(&own)?;
+            if layout.away.is_none() {
+                fs::create_dir_all(&own)?;
+            }
             process.text("pmix.pdir", folder(&own)?);
             infos.array("pmix.pdata", process);
         }

@@ -40,8 +40,8 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with_all = ["machine", "image"])]
     local: bool,
 
-    /// The program uses MPI (one that speaks PMI-1, such as mpich, or with --local Open MPI); Linux
-    /// nodes need tofu0 or a LAN
+    /// The program uses MPI (one that speaks PMI-1, such as mpich, for which Linux nodes need tofu0
+    /// or a LAN; or Open MPI)
     #[arg(long)]
     mpi: bool,
 

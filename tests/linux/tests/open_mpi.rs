@@ -1,0 +1,71 @@
+//! Programs of the host's Open MPI on Linux nodes, with the Open MPI of the nodes' image.
+
+use std::process::Command;
+
+use tofu_linux_tests::sdk::{Sdk, has_compiler};
+use tofu_linux_tests::{Image, PATIENCE, Place, Running, Said, skip, sorted};
+
+/// Compiles the program that local ranks run, too. Returns whether there is what that takes.
+fn compile(place: &Place, test: &str) -> bool {
+    const SOURCE: &str = "../../tools/tofu/tests/cli/programs/mpi.c";
+    let source = format!("{}/{SOURCE}", env!("CARGO_MANIFEST_DIR"));
+    let compiled = Command::new("mpicc.openmpi").args([&source, "-o", &place.file("mpi")]).output();
+    let found = compiled.is_ok_and(|compiled| compiled.status.success());
+    if !found {
+        skip(test, "there is no mpicc.openmpi");
+    }
+    found
+}
+
+#[test]
+fn open_mpi_on_two_nodes() {
+    const TEST: &str = "open_mpi_on_two_nodes";
+    if !has_compiler(TEST) {
+        return;
+    }
+    let Some(place) = Place::new(TEST, Image::OpenMpi) else { return };
+    if !compile(&place, TEST) {
+        return;
+    }
+    let sdk = Sdk::new(&place);
+    let image = Image::OpenMpi.name();
+    place.up(&["--name", "two", "--image", image, "--memory", "512MiB", "--driver", "vfio"]);
+    // Neither the PMIx server nor messages need a network.
+    for node in ["0", "1"] {
+        place.exec(node, &["ip", "link", "set", "tofu0", "down"]).ok();
+    }
+    let run = |args: &[&str]| -> Said {
+        let args = [&["run", "--mpi", "--timeout", "5m"], args].concat();
+        Running::start(sdk.command(&place, &args), b"").end(3 * PATIENCE)
+    };
+    let said = run(&["-n", "2", "./mpi"]);
+    if said.err.contains("libpmix.so.2: cannot open") {
+        return skip(TEST, "there is no libpmix2");
+    }
+    assert_eq!(said.err, "tofu: MPI's messages go over Tofu, by libfabric of Open MPI\n");
+    let expected = [0, 1].map(|rank| format!("{rank}: 0 of 1 on node, 0 wrong, sum 3"));
+    assert_eq!(sorted(&said.ok()), expected);
+    // Connections of several ranks of a node come at the same time.
+    for _ in 0..3 {
+        let said = run(&["-n", "6", "./mpi"]);
+        let line = |rank: u32| format!("{rank}: {} of 3 on node, 0 wrong, sum 21", rank % 3);
+        assert_eq!(sorted(&said.ok()), (0..6).map(line).collect::<Vec<_>>());
+    }
+    let said = run(&["-n", "4", "--env", "OMPI_MCA_mtl_base_verbose=10", "./mpi"]);
+    assert!(said.err.contains("select: component ofi selected"), "{said:?}");
+    let said = run(&["-n", "3", "./mpi", "7"]);
+    assert_eq!(said.code, Some(7), "{said:?}");
+    let expected = "rank 2 on node (1,0,0,0,0,0) has aborted the job with code 7\n";
+    assert!(said.err.contains(expected), "{said:?}");
+    // A script starts the program.
+    let folder = place.file("folder");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::copy(place.file("mpi"), place.path().join("folder/mpi")).unwrap();
+    let said = run(&["-n", "2", "--cwd", "folder", "sh", "-c", "exec ./mpi"]);
+    assert_eq!(said.ok().matches("0 wrong, sum 3").count(), 2);
+    let look = "ls /tmp; grep -l TOFU_JOB= /proc/[0-9]*/environ 2>/dev/null; true";
+    let lines = place.exec_all(&["sh", "-c", look]);
+    assert!(lines.is_empty(), "{lines:?}");
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
