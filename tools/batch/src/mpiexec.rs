@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -526,6 +526,16 @@ fn order(call: &Call, request: Option<&Request>) -> anyhow::Result<RankOrder> {
     })
 }
 
+/// Returns the file that is rank 0's standard input; `None` if that is this command's.
+///
+/// On Fugaku only `-stdin` names one. Here a rank may also read what this command is given, but on
+/// nodes it would be read ahead, and a `while read` of the script would find nothing more.
+fn input(call: &Call, job: Option<&Job>, local: bool) -> Option<PathBuf> {
+    let given = call.input.as_ref().map(PathBuf::from);
+    let kept = job.is_some() && !local && !io::stdin().is_terminal();
+    given.or_else(|| kept.then(|| PathBuf::from("/dev/null")))
+}
+
 /// Returns the files of both outputs.
 fn files(call: &Call, job: Option<&Job>) -> [Option<RankFile>; 2] {
     // An interactive job writes to its terminal.
@@ -591,7 +601,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
     let time = time(&call, request)?;
     let machine = if time.is_some() { None } else { machine(&call, request)? };
     let local = machine.is_none() && time.is_none();
-    let files = files(&call, job);
+    let (files, input) = (files(&call, job), input(&call, job, local));
     let others = call.others.into_iter();
     Ok(JobSpec {
         ranks,
@@ -611,7 +621,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         restart: 0,
         order,
         files,
-        input: call.input.map(PathBuf::from),
+        input,
         root: false,
         no_prefix: !call.prefix,
         json: false,

@@ -12,7 +12,7 @@ use std::collections::hash_map::RandomState;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::hash::BuildHasher;
-use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read};
+use std::io::{self, ErrorKind, IsTerminal, PipeReader, PipeWriter, Read};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
@@ -126,7 +126,8 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         }
         command.env(tofu_jtofu::vars::MAPINFO, &map);
         command.envs(own.iter().map(|(name, value)| (name, value)));
-        Process::start(command, rank == 0).map(|process| Arc::new(process) as Arc<dyn Rank>)
+        Process::start(command, Given::to(rank, spec))
+            .map(|process| Arc::new(process) as Arc<dyn Rank>)
     });
     // All processes that the ranks have started end with the janitor.
     drop(session);
@@ -558,6 +559,28 @@ impl Drop for LocalMachine {
     }
 }
 
+/// The standard input of a rank's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Given {
+    Nothing,
+    /// Ours, so that what the rank does not read is left to the script that has started us.
+    Own,
+    /// It is fed by us: with a terminal's input, which only processes in its foreground may read,
+    /// or with a file.
+    Pipe,
+}
+
+impl Given {
+    /// Returns the input of a rank.
+    fn to(rank: u32, spec: &JobSpec) -> Self {
+        match (rank, &spec.input) {
+            (0, None) if !io::stdin().is_terminal() => Self::Own,
+            (0, _) => Self::Pipe,
+            _ => Self::Nothing,
+        }
+    }
+}
+
 /// A rank's process.
 struct Process {
     pid: Pid,
@@ -569,17 +592,24 @@ struct Process {
 }
 
 impl Process {
-    fn start(mut command: Command, has_input: bool) -> anyhow::Result<Self> {
+    fn start(mut command: Command, given: Given) -> anyhow::Result<Self> {
         let (out, to_out) = io::pipe()?;
         let (err, to_err) = io::pipe()?;
         command.stdout(to_out).stderr(to_err);
-        let input = if has_input {
-            let (from, input) = io::pipe()?;
-            command.stdin(from);
-            Some(input)
-        } else {
-            command.stdin(Stdio::null());
-            None
+        let input = match given {
+            Given::Pipe => {
+                let (from, input) = io::pipe()?;
+                command.stdin(from);
+                Some(input)
+            }
+            Given::Own => {
+                command.stdin(Stdio::inherit());
+                None
+            }
+            Given::Nothing => {
+                command.stdin(Stdio::null());
+                None
+            }
         };
         let child = command.spawn().context("cannot start a process")?;
         let pid = Pid::from_child(&child);
