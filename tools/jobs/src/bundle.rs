@@ -45,6 +45,13 @@ fi
 shift 4
 exec "$@"
 "#;
+/// Starts a script if the node has its interpreter, which images of few packages may lack.
+const SCRIPT: &str = r#"
+command -v "$0" > /dev/null && exec "$@"
+echo "cannot run ${1##*/}: this node has no $0;" \
+    "an image made with \`tofu image build --with ${0##*/}\` may have it" >&2
+exit 127
+"#;
 /// The folder for the loader on nodes that lack one. It is a copy: sets of libraries
 /// come and go.
 const LOADERS: &str = "/run/tofu-loader";
@@ -102,6 +109,8 @@ enum Start {
     Named(String),
     /// A file, run with the node's own loader and libraries.
     File(String),
+    /// A script, and its interpreter, which not all nodes have.
+    Script { interpreter: String, file: String },
     /// A file, run by the given loader with the libraries in the job's folder.
     Loader { loader: String, file: String },
 }
@@ -197,11 +206,15 @@ impl Needed {
         }
         let about_mpi = elf::about_mpi(program, &bytes, spec.mpi);
         let family = elf::links(&bytes).ok().and_then(|links| elf::family(&links.needed));
+        let interpreter = interpreter(&bytes);
         let contents = (Path::new(BIN).join(&file), Source::File(0o755, bytes));
         let (libraries, start) = match closure {
             Some(Closure { loader, files }) => (Some(files), Start::Loader { loader, file }),
-            // A static program, a script, or a program with the nodes' own libraries.
-            None => (None, Start::File(file)),
+            // A static program, or one with the nodes' own libraries.
+            None => match interpreter {
+                Some(interpreter) => (None, Start::Script { interpreter, file }),
+                None => (None, Start::File(file)),
+            },
         };
         Ok(Self {
             started: Started { start, args: args.to_vec() },
@@ -315,7 +328,9 @@ impl Bundle {
     ) -> anyhow::Result<()> {
         if let Some(arch) = self.arch.filter(|arch| *arch != machine) {
             let files = self.programs.iter().filter_map(|program| match &program.start {
-                Start::File(file) | Start::Loader { file, .. } => Some(file.as_str()),
+                Start::File(file) | Start::Loader { file, .. } | Start::Script { file, .. } => {
+                    Some(file.as_str())
+                }
                 Start::Named(_) => None,
             });
             let files = files.collect::<Vec<_>>().join(", ");
@@ -436,6 +451,13 @@ impl Bundle {
             let mut words = match &program.start {
                 Start::Named(name) => vec![name.clone()],
                 Start::File(file) => vec![format!("{folder}/{BIN}/{file}")],
+                Start::Script { interpreter, file } => vec![
+                    "/bin/sh".to_owned(),
+                    "-c".to_owned(),
+                    SCRIPT.to_owned(),
+                    interpreter.clone(),
+                    format!("{folder}/{BIN}/{file}"),
+                ],
                 Start::Loader { loader, file } => vec![
                     format!("{folder}/{LIB}/{loader}"),
                     "--library-path".to_owned(),
@@ -535,6 +557,20 @@ fn check_size(option: &str, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Returns the program that runs a script, by its first line. Returns `None` for other files, and
+/// for scripts of the shell that all nodes have.
+fn interpreter(bytes: &[u8]) -> Option<String> {
+    let line = bytes.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let line = std::str::from_utf8(line).ok()?;
+    let mut words = line.split_whitespace();
+    let first = words.next()?;
+    let found = match first.rsplit('/').next() {
+        Some("env") => words.find(|word| !word.starts_with('-') && !word.contains('=')),
+        _ => Some(first),
+    };
+    found.filter(|name| !matches!(*name, "/bin/sh" | "sh")).map(str::to_owned)
+}
+
 /// Returns a program's bytes, and its loader if it is linked dynamically.
 fn read(path: &Path) -> anyhow::Result<(Vec<u8>, Option<PathBuf>)> {
     let shown = path.display();
@@ -570,6 +606,28 @@ mod tests {
             "esac",
         ];
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn interpreters_of_scripts_are_found() {
+        let of = |text: &str| interpreter(text.as_bytes());
+        assert_eq!(of("#!/bin/bash -x\necho").as_deref(), Some("/bin/bash"));
+        assert_eq!(of("#! /usr/bin/env -S A=1 python3 -u\n").as_deref(), Some("python3"));
+        for text in ["#!/bin/sh\n", "#!/bin/sh -e", "#!/usr/bin/env sh", "#!", "", "\x7fELF"] {
+            assert_eq!(of(text), None, "{text}");
+        }
+        let run = |interpreter: &str| {
+            let mut command = std::process::Command::new("/bin/sh");
+            let output = command.args(["-c", SCRIPT, interpreter, "/bin/echo", "a b"]).output();
+            let output = output.unwrap();
+            let text = [output.stdout, output.stderr].concat();
+            (output.status.code(), String::from_utf8(text).unwrap())
+        };
+        assert_eq!(run("sh"), (Some(0), "a b\n".to_owned()));
+        let (code, said) = run("/none/ksh");
+        assert_eq!((code, said.lines().count()), (Some(127), 1), "{said}");
+        assert!(said.starts_with("cannot run echo: this node has no /none/ksh;"), "{said}");
+        assert!(said.contains("`tofu image build --with ksh`"), "{said}");
     }
 
     #[test]
