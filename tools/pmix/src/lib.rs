@@ -6,6 +6,7 @@
 //! ([`serve`]), which ends with the process that has started it ([`Server`]).
 
 mod abi;
+mod confine;
 mod library;
 mod server;
 
@@ -20,6 +21,7 @@ use std::thread;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 
 /// The command of a program that starts itself again as that process. It must call [`serve`].
 pub const COMMAND: &str = "pmix-server";
@@ -52,6 +54,13 @@ pub struct Away {
     pub folder: PathBuf,
 }
 
+/// A job, and the folder for the process's files, which the process itself may be unable to remove.
+#[derive(Debug, Serialize, Deserialize)]
+struct Task {
+    layout: Layout,
+    files: PathBuf,
+}
+
 /// A line of JSON from the process.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -70,6 +79,7 @@ pub struct Server {
     child: Child,
     input: Option<ChildStdin>,
     variables: Vec<Variables>,
+    _files: TempDir,
 }
 
 impl Server {
@@ -93,9 +103,11 @@ impl Server {
         let mut child = command.spawn().context("cannot start the PMIx server")?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let (mut input, output) = input.zip(output).context("a process without pipes")?;
-        serde_json::to_writer(&mut input, layout)?;
+        let files = tempfile::Builder::new().prefix("tofu-pmix-").tempdir()?;
+        let task = Task { layout: layout.clone(), files: files.path().to_owned() };
+        serde_json::to_writer(&mut input, &task)?;
         std::io::Write::write_all(&mut input, b"\n")?;
-        let mut server = Self { child, input: Some(input), variables: Vec::new() };
+        let mut server = Self { child, input: Some(input), variables: Vec::new(), _files: files };
         let mut lines = BufReader::new(output).lines();
         let first = lines.next().context("the PMIx server has ended")??;
         match serde_json::from_str(&first)? {

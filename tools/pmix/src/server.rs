@@ -9,10 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tempfile::TempDir;
 
 use crate::library::{Infos, Library};
-use crate::{Layout, Said, Variables};
+use crate::{Layout, Said, Task, Variables, confine};
 
 /// The time that the library has to end.
 const END: Duration = Duration::from_secs(3);
@@ -27,9 +26,14 @@ pub fn serve() -> anyhow::Result<u8> {
     let mut line = String::new();
     let mut input = io::stdin().lock();
     input.read_line(&mut line)?;
-    let layout: Layout = serde_json::from_str(&line).context("not a job of this version")?;
-    let files = tempfile::Builder::new().prefix("tofu-pmix-").tempdir()?;
-    let library = match begin(&layout, files.path()) {
+    let task: Task = serde_json::from_str(&line).context("not a job of this version")?;
+    let Task { layout, files } = task;
+    let begun = match &layout.away {
+        None => begin(&layout, &files),
+        // The threads that the library starts are confined as well.
+        Some(_) => confine::to(&files).and_then(|()| begin(&layout, &files)),
+    };
+    let library = match begun {
         Ok((library, variables)) => {
             say(&Said::Ready(variables))?;
             library
@@ -41,7 +45,7 @@ pub fn serve() -> anyhow::Result<u8> {
     };
     // Nothing more comes.
     let _ = io::copy(&mut input.by_ref(), &mut io::sink());
-    end(library, files);
+    end(library, &files);
     Ok(0)
 }
 
@@ -144,13 +148,13 @@ fn about(library: &Library, layout: &Layout, ranks: u32, files: &Path) -> anyhow
 }
 
 /// Ends the server. This process ends in any case, so the library must not keep it.
-fn end(library: Library, files: TempDir) {
+fn end(library: Library, files: &Path) {
     let ended = thread::Builder::new().spawn(move || library.stop());
     let deadline = Instant::now() + END;
     while ended.as_ref().is_ok_and(|thread| !thread.is_finished()) && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(5));
     }
-    // Their remains are in the folder for temporary files.
-    let _ = files.close();
+    // What is left is removed by the process that has started this one, if it still can.
+    let _ = fs::remove_dir_all(files);
     std::process::exit(0)
 }

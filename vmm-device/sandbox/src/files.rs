@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, PathBeneath, PathFd, RestrictSelfAttr,
-    Ruleset, RulesetAttr, RulesetCreatedAttr, Scope,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, NetPort, PathBeneath, PathFd,
+    RestrictSelfAttr, Ruleset, RulesetAttr, RulesetCreatedAttr, Scope,
 };
 
-use crate::policy::{Access, Error};
+use crate::policy::{Access, Error, Policy};
 
 /// The newest Landlock ABI whose rights are requested; an older kernel restricts those that it
 /// knows.
@@ -22,13 +22,10 @@ pub(crate) fn check(paths: &[(PathBuf, Access)]) -> Result<(), Error> {
     })
 }
 
-/// Restricts this thread and its descendants, and other threads if the kernel can. `scope` is what
-/// cannot be used to reach other processes.
-pub(crate) fn restrict(
-    paths: &[(PathBuf, Access)],
-    scope: impl Into<BitFlags<Scope>>,
-) -> Result<(), Error> {
-    check(paths)?;
+/// Restricts this thread and its descendants; other threads too where the kernel can. `scope` is
+/// what does not reach other processes.
+pub(crate) fn restrict(policy: &Policy, scope: impl Into<BitFlags<Scope>>) -> Result<(), Error> {
+    check(&policy.paths)?;
     let fail = |error: landlock::RulesetError| Error::Files(error.to_string());
     let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))
@@ -36,7 +33,11 @@ pub(crate) fn restrict(
         .and_then(|rules| rules.scope(scope))
         .and_then(Ruleset::create)
         .map_err(fail)?;
-    for (path, access) in paths {
+    if policy.listens {
+        // This one stands for all ports that the kernel may choose.
+        rules = rules.add_rule(NetPort::new(0, AccessNet::BindTcp)).map_err(fail)?;
+    }
+    for (path, access) in &policy.paths {
         let opened = PathFd::new(path).map_err(|error| Error::Files(error.to_string()))?;
         let mut rights = rights(*access);
         if !path.is_dir() {

@@ -88,7 +88,7 @@ impl Sandbox {
         let mut before = None;
         match &self.support.landlock {
             Ok(abi) => {
-                files::restrict(&self.policy.paths, Scope::AbstractUnixSocket)?;
+                files::restrict(&self.policy, Scope::AbstractUnixSocket)?;
                 entered.files = true;
                 entered.missing.extend(self.support.landlock_gaps());
                 let others = support::threads().saturating_sub(1);

@@ -75,6 +75,7 @@ pub enum Access {
 pub struct Policy {
     pub(crate) paths: Vec<(PathBuf, Access)>,
     pub(crate) hint: String,
+    pub(crate) listens: bool,
 }
 
 impl Policy {
@@ -118,6 +119,13 @@ impl Policy {
             Ok(exe) => self.allow_if_present(exe, Access::Read),
             Err(_) => self,
         }
+    }
+
+    /// Allows listening at TCP ports that the kernel chooses.
+    #[must_use]
+    pub fn allow_listening(mut self) -> Self {
+        self.listens = true;
+        self
     }
 
     /// A hint for a user whose process was ended: how to report it or to go without, at most

@@ -179,7 +179,7 @@ pub fn confine_program(policy: &Policy, user: Option<User>) -> Result<(), Error>
     let support = Support::probe();
     // Paths are opened with the rights that this process still has.
     if support.landlock.is_ok() {
-        files::restrict(&policy.paths, Scope::AbstractUnixSocket | Scope::Signal)?;
+        files::restrict(policy, Scope::AbstractUnixSocket | Scope::Signal)?;
     }
     become_user(user).map_err(Error::User)?;
     if support.seccomp.is_err() {
