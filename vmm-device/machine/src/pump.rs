@@ -32,8 +32,10 @@ thread_local! {
 
 /// A thread's view of the network.
 ///
-/// An injected packet is queued for its target and not handled immediately, so that no device is
-/// called from within another one.
+/// A packet that nothing observes on its way is handled by its target before [`Net::inject`]
+/// returns, and so is the answer to it. It is not moved in memory. All others wait for
+/// [`Net::progress`]: those that a tap, a fault or a cable may take, and signals of gates, each of
+/// which can cause others without end.
 pub struct Pump<'a> {
     shared: &'a Shared<Icc>,
     /// The thread's, or made when they are first needed.
@@ -232,17 +234,14 @@ impl Net for Pump<'_> {
         self.shared.wires.is_modelled()
     }
 
-    #[inline]
-    fn inject(&mut self, packet: Packet<Body>) {
+    fn inject(&mut self, mut packet: Packet<Body>) {
         let shared = self.shared;
-        let Arrivals { waiting, next: _, ways } = self.arrivals();
-        // It is built in its final place, because moving it would take longer than routing it.
-        waiting.push(Arrival::Arrived(NodeId::NOWHERE, packet));
-        let Some(Arrival::Arrived(place, packet)) = waiting.last_mut() else { return };
-        match shared.wires.pass(packet, ways) {
-            Some(Ok(node)) => *place = node,
-            Some(Err(lost)) => self.inject_last(Some(lost)),
-            None => self.inject_last(None),
+        match shared.wires.pass(&mut packet, &mut self.arrivals().ways) {
+            Some(Ok(node)) if !matches!(packet.body, Body::Signal(_)) => {
+                self.arrive(node, &packet);
+            }
+            Some(end) => self.wait(end, packet),
+            None => self.inject_observed(packet),
         }
     }
 
@@ -273,12 +272,16 @@ impl Net for Pump<'_> {
 impl Pump<'_> {
     /// Reports the last packet as lost, or passes it to the observers of packets.
     #[cold]
-    fn inject_last(&mut self, lost: Option<Lost>) {
-        let Some(Arrival::Arrived(_, packet)) = self.arrivals().waiting.pop() else { return };
-        if let Some(lost) = lost {
-            self.arrivals().waiting.push(Arrival::Discarded(lost, packet));
-            return;
-        }
+    fn wait(&mut self, end: Result<NodeId, Lost>, packet: Packet<Body>) {
+        self.arrivals().waiting.push(match end {
+            Ok(node) => Arrival::Arrived(node, packet),
+            Err(lost) => Arrival::Discarded(lost, packet),
+        });
+    }
+
+    /// Gives a packet to what observes it.
+    #[cold]
+    fn inject_observed(&mut self, packet: Packet<Body>) {
         let shared = self.shared;
         shared.wires.inject(packet, self);
         if shared.wires.is_modelled() {
@@ -304,17 +307,12 @@ impl Pump<'_> {
 
     fn handle(&mut self, arrival: &Arrival) {
         match arrival {
-            Arrival::Arrived(node, packet) => match self.shared.node(*node) {
-                Some(target) => {
-                    if self.tells_of_frames() {
-                        self.frame_passed(packet);
-                    }
-                    target.icc().arrive(packet, self);
+            Arrival::Arrived(node, packet) => {
+                if self.tells_of_frames() && self.shared.node(*node).is_some() {
+                    self.frame_passed(packet);
                 }
-                // A place of the machine that has no device (yet). It answers like a device in its
-                // reset state.
-                None => self.undeliverable(Rcode::TARGET_DMA_OFF, packet),
-            },
+                self.arrive(*node, packet);
+            }
             Arrival::Room(node, tni) => {
                 if let Some(node) = self.shared.node(*node) {
                     node.icc().room(*tni);
@@ -325,6 +323,17 @@ impl Pump<'_> {
             // arrived.
             Arrival::Swallowed(packet) => self.frame_passed(packet),
             Arrival::Handled => {}
+        }
+    }
+
+    /// Lets its target handle a packet.
+    #[inline]
+    fn arrive(&mut self, node: NodeId, packet: &Packet<Body>) {
+        match self.shared.node(node) {
+            Some(target) => target.icc().arrive(packet, self),
+            // A place of the machine without a device, or without one yet. It answers like a device
+            // in its reset state.
+            None => self.undeliverable(Rcode::TARGET_DMA_OFF, packet),
         }
     }
 
