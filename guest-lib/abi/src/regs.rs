@@ -818,9 +818,20 @@ bitfield! {
     }
 }
 
+/// The fields of a queue's mode that limit its subnet.
+const SUBNET: u64 =
+    CqsMode(0).with_nx(!0).with_sx(!0).with_lx(!0).with_ny(!0).with_sy(!0).with_ly(!0).0
+        | CqsMode(0).with_nz(!0).with_sz(!0).with_lz(!0).0;
+
 impl CqsMode {
     /// Returns true if a node at (`x`, `y`, `z`) lies in the queue's subnet.
+    #[inline]
     pub const fn subnet_allows(self, x: u8, y: u8, z: u8) -> bool {
+        // Most queues are not limited at all.
+        self.0 & SUBNET == 0 || self.subnet_contains(x, y, z)
+    }
+
+    const fn subnet_contains(self, x: u8, y: u8, z: u8) -> bool {
         subnet_contains(self.nx(), self.sx(), self.lx(), x)
             && subnet_contains(self.ny(), self.sy(), self.ly(), y)
             && subnet_contains(self.nz(), self.sz(), self.lz(), z)

@@ -112,7 +112,8 @@ pub(crate) struct Failed {
     pub(crate) generation: u32,
 }
 
-/// The settings for notices in the queue's registers, read when one is written.
+/// The settings for notices in the queue's registers. A queue reads them when it is enabled and
+/// when one of them is written.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Policy {
     pub(crate) mrq_mask: u64,
@@ -132,7 +133,6 @@ pub(crate) struct Policy {
 pub(crate) struct Writer<'a> {
     pub(crate) memory: &'a dyn DmaMemory,
     pub(crate) page: &'a Page,
-    pub(crate) policy: Policy,
     pub(crate) now_ns: u64,
     /// True if bus mastering is on; without it nothing is written. It is read only while the
     /// queue's completions are locked, so that code which turns bus mastering off can wait for that
@@ -149,16 +149,6 @@ pub(crate) struct Writer<'a> {
     /// Counts of broken rules, and of those that the queue's interface has kept.
     pub(crate) rules: &'a Rules,
     pub(crate) lane: &'a Lane,
-}
-
-impl Writer<'_> {
-    /// Holds entries of TCQ and MRQ back for at least these times, in nanoseconds.
-    #[cold]
-    pub(crate) fn hold_back(&mut self, [tcq_ns, mrq_ns]: [u64; 2]) {
-        let Policy { tcq_hold_ns, mrq_hold_ns, .. } = &mut self.policy;
-        *tcq_hold_ns = tcq_ns.max(*tcq_hold_ns);
-        *mrq_hold_ns = mrq_ns.max(*mrq_hold_ns);
-    }
 }
 
 impl Outstanding {
@@ -221,6 +211,7 @@ pub(crate) struct Completions {
     tcq_ipa: u64,
     mrq_ipa: u64,
     mrq: RingIndex,
+    policy: Policy,
     window: Vec<Option<Outstanding>>,
     free: Vec<u16>,
     next_sequence: u64,
@@ -240,6 +231,7 @@ inspect!(Completions {
     tcq_ipa as hex,
     mrq_ipa as hex,
     mrq as Ring,
+    policy as skip,
     window as sparse,
     free as len,
     next_sequence,
@@ -252,13 +244,19 @@ inspect!(Completions {
 });
 
 impl Completions {
-    /// The queue's first command gets the sequence number `first_sequence`. It must be higher than
-    /// all of the queue's former lives, so that late answers to those match no command.
-    pub(crate) fn new(tcq_ipa: u64, mrq_ipa: u64, mrq_entries: u32, first_sequence: u64) -> Self {
+    /// The queue's first command gets the sequence number `first_sequence`. It must be higher
+    /// than any of the queue's former lives, so that late answers to those find nothing.
+    pub(crate) fn new(
+        [tcq_ipa, mrq_ipa]: [u64; 2],
+        mrq_entries: u32,
+        policy: Policy,
+        first_sequence: u64,
+    ) -> Self {
         Self {
             tcq_ipa,
             mrq_ipa,
             mrq: RingIndex::new(mrq_entries),
+            policy,
             window: Vec::new(),
             free: Vec::new(),
             next_sequence: first_sequence,
@@ -269,6 +267,11 @@ impl Completions {
             interrupt: HeldInterrupt::NONE,
             failures: Failures::default(),
         }
+    }
+
+    /// Keeps to these settings from now on.
+    pub(crate) fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
     }
 
     /// The failures since the last call.
@@ -467,11 +470,11 @@ impl Completions {
         w: &mut Writer<'_>,
     ) {
         let entry = TcqEntry(0).with_flip(slot.flip).with_rcode(rcode).with_length(length);
-        let interrupt = interrupt || w.policy.failures && !rcode.is_success();
+        let interrupt = interrupt || self.policy.failures && !rcode.is_success();
         if interrupt {
             w.requests |= CqsIrqs::TCQ_WRITE_ACKNOWLEDGE;
         }
-        let hold_ns = if interrupt { 0 } else { w.policy.tcq_hold_ns };
+        let hold_ns = if interrupt { 0 } else { self.policy.tcq_hold_ns };
         if hold_ns == 0 && self.held_tcq.len() == 0 && w.dma.load(SeqCst) {
             write_tcq(self.tcq_ipa, (slot.index, entry), w);
             return;
@@ -498,16 +501,16 @@ impl Completions {
 
     /// Puts a notice into the message receive queue.
     fn notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) {
-        if w.policy.mrq_mask & (MRQ_MASK_DISCARD | 1 << entry.word0().id()) != 0 {
+        if self.policy.mrq_mask & (MRQ_MASK_DISCARD | 1 << entry.word0().id()) != 0 {
             return;
         }
         // Completions must become visible in order, so those that are held back go first.
         self.flush_tcq(w);
-        let none_waits = self.held_mrq.len() == 0 && w.policy.mrq_hold_ns == 0;
+        let none_waits = self.held_mrq.len() == 0 && self.policy.mrq_hold_ns == 0;
         if none_waits && w.dma.load(SeqCst) && self.write_notice(entry, w) {
             return;
         }
-        if self.held_mrq.push(entry, w.policy.mrq_hold_ns, w.now_ns) {
+        if self.held_mrq.push(entry, self.policy.mrq_hold_ns, w.now_ns) {
             self.flush_mrq(w);
         } else {
             w.held_until = w.held_until.min(self.held_mrq.until());
@@ -548,7 +551,7 @@ impl Completions {
                 w.rules.broke(Rule::MrqWritten);
             }
             self.full_since_ns = self.full_since_ns.min(w.now_ns);
-            if w.now_ns - self.full_since_ns < w.policy.patience_ns {
+            if w.now_ns - self.full_since_ns < self.policy.patience_ns {
                 return false;
             }
             w.requests |= CqsIrqs::MRQ_OVERFLOW;
@@ -566,11 +569,11 @@ impl Completions {
         self.mrq.advance();
         w.lane.kept(Point::Notice);
         w.page.add(CqReg::MrqNumNotice, 1);
-        if w.policy.interrupt_mask >> word0.id() & 1 != 0 {
+        if self.policy.interrupt_mask >> word0.id() & 1 != 0 {
             return true;
         }
-        let policy = &w.policy;
-        if self.interrupt.add(1, policy.interrupt_count, policy.interrupt_hold_ns, w.now_ns) {
+        let Policy { interrupt_count, interrupt_hold_ns, .. } = self.policy;
+        if self.interrupt.add(1, interrupt_count, interrupt_hold_ns, w.now_ns) {
             w.requests |= CqsIrqs::MRQ_WRITE_ACKNOWLEDGE;
         } else {
             w.held_until = w.held_until.min(self.interrupt.until());

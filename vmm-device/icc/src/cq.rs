@@ -13,18 +13,17 @@ use tofu_abi::{CqId, TniId};
 use tofu_inspect::inspect;
 use tofu_sync::lock;
 
-use crate::completions::{Completions, Policy, Writer};
+use crate::completions::{Completions, Policy};
 use crate::handover::Handover;
 use crate::irq::{Arm, IrqUnit};
-use crate::memory::{DmaMemory, Reach};
+use crate::memory::Reach;
 use crate::observe::format::Words;
-use crate::observe::tracing::Watch;
 use crate::observe::violations::QueueName;
 use crate::page::{DIRECT, PIGGYBACK, Page, SharedPages};
 use crate::translate::Tables;
 use crate::transmit::Transmit;
 use tofu_dma::RegisterWrite;
-use tofu_rules::{Lane, Rule, Rules};
+use tofu_rules::Rule;
 
 /// The longest time for which a write to ENABLE waits for bursts in flight. A burst takes as long
 /// as a memory copy, so this time is reached only if the host hardly runs at all. It is long,
@@ -130,13 +129,17 @@ pub(crate) struct Cq {
     first_sequence: AtomicU64,
     /// The content of an unwritten word of the direct descriptor register in a shared page.
     blank: u64,
+    /// The time for which a full MRQ waits for room, in nanoseconds.
+    patience_ns: u64,
+    /// Shortest times for which entries of TCQ and MRQ are held back, in nanoseconds.
+    late_ns: [AtomicU64; 2],
 }
 
 impl Cq {
     pub(crate) fn new(
         (tni, id): (TniId, CqId),
         shared: Option<&SharedPages>,
-        blank: u64,
+        (blank, patience_ns): (u64, u64),
         memory: Arc<Reach>,
     ) -> Self {
         Self {
@@ -160,6 +163,8 @@ impl Cq {
             completions: Mutex::new(None),
             first_sequence: AtomicU64::new(1),
             blank,
+            patience_ns,
+            late_ns: Default::default(),
         }
     }
 
@@ -306,6 +311,37 @@ impl Cq {
         self.plain[reg.offset() as usize / 8].store(value, SeqCst);
     }
 
+    /// The settings for notices, as they are in registers.
+    fn policy(&self) -> Policy {
+        let late = |of: usize| self.late_ns[of].load(SeqCst);
+        Policy {
+            mrq_mask: self.plain(CqsReg::MrqMask),
+            tcq_hold_ns: self.plain(CqsReg::TcqDescriptorCoalescingTimer).max(late(0)),
+            mrq_hold_ns: self.plain(CqsReg::MrqDescriptorCoalescingTimer).max(late(1)),
+            interrupt_hold_ns: self.plain(CqsReg::MrqInterruptCoalescingTimer),
+            interrupt_count: self.plain(CqsReg::MrqInterruptCoalescingCount),
+            interrupt_mask: self.plain(CqsReg::MrqInterruptMask),
+            failures: self.mode().failures(),
+            patience_ns: self.patience_ns,
+        }
+    }
+
+    /// Lets an enabled queue keep to what its registers say now.
+    pub(crate) fn renew_policy(&self) {
+        if let Some(completions) = self.lock_completions().as_mut() {
+            completions.set_policy(self.policy());
+        }
+    }
+
+    /// Holds entries of TCQ and MRQ back for at least these times, in nanoseconds. Returns whether
+    /// that is new.
+    pub(crate) fn hold_back(&self, late_ns: [u64; 2]) -> bool {
+        let [tcq, mrq] = &self.late_ns;
+        let before = [tcq.swap(late_ns[0], SeqCst), mrq.swap(late_ns[1], SeqCst)];
+        self.renew_policy();
+        before != late_ns
+    }
+
     /// Counts a direct descriptor command of `descriptors` descriptors.
     pub(crate) fn count_direct(&self, descriptors: u64) {
         let add = |reg: CqsReg, n| self.plain[reg.offset() as usize / 8].fetch_add(n, SeqCst);
@@ -363,7 +399,8 @@ impl Cq {
         self.show_next(&ring);
         *transmit = Some(Transmit::new(toq, ring));
         let first_sequence = self.first_sequence.load(SeqCst);
-        *completions = Some(Completions::new(tcq, mrq, mrq_entries, first_sequence));
+        let policy = self.policy();
+        *completions = Some(Completions::new([tcq, mrq], mrq_entries, policy, first_sequence));
         self.enabled.store(true, SeqCst);
         Ok(())
     }
@@ -551,42 +588,6 @@ impl Cq {
     /// The word in which the driver requests interrupts.
     pub(crate) fn arm(&self) -> Arm {
         Arm(self.plain(CqsReg::InterruptArmIpa))
-    }
-
-    /// Returns a writer of notices with the queue's present settings. The arguments are the time,
-    /// and how long a full MRQ waits for room, both in nanoseconds.
-    pub(crate) fn writer<'a>(
-        &'a self,
-        memory: &'a dyn DmaMemory,
-        dma: &'a AtomicBool,
-        now_ns: u64,
-        patience_ns: u64,
-        trace: Option<Watch<'a>>,
-        (rules, lane): (&'a Rules, &'a Lane),
-    ) -> Writer<'a> {
-        let policy = Policy {
-            mrq_mask: self.plain(CqsReg::MrqMask),
-            tcq_hold_ns: self.plain(CqsReg::TcqDescriptorCoalescingTimer),
-            mrq_hold_ns: self.plain(CqsReg::MrqDescriptorCoalescingTimer),
-            interrupt_hold_ns: self.plain(CqsReg::MrqInterruptCoalescingTimer),
-            interrupt_count: self.plain(CqsReg::MrqInterruptCoalescingCount),
-            interrupt_mask: self.plain(CqsReg::MrqInterruptMask),
-            failures: self.mode().failures(),
-            patience_ns,
-        };
-        Writer {
-            memory,
-            page: &self.page,
-            policy,
-            now_ns,
-            dma,
-            requests: CqsIrqs::NONE,
-            failed: false,
-            held_until: u64::MAX,
-            trace,
-            rules,
-            lane,
-        }
     }
 
     /// Returns true if a queue entry with this source_type keeps a place for a direct descriptor.

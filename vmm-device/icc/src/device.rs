@@ -1,8 +1,8 @@
 //! The device as a whole: its parts, its reset, and its clock.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use tofu_abi::barrier::Profile;
 use tofu_abi::desc::Header1;
@@ -19,7 +19,7 @@ use crate::ecc::{Ecc, EccErrors, EccPlace};
 use crate::fault::Fault;
 use crate::host::Host;
 use crate::irq::IrqUnit;
-use crate::memory::{DmaMemory, Reach};
+use crate::memory::{DmaError, DmaMemory, DmaResult, Reach};
 use crate::observe::explain;
 use crate::observe::failures::Failures;
 use crate::observe::rules;
@@ -109,8 +109,6 @@ pub struct Icc {
     pub(crate) traced: Traced,
     pub(crate) rules: Rules,
     violations: Violations,
-    /// Shortest times for which entries of TCQ and MRQ are held back, in nanoseconds.
-    late_ns: [AtomicU64; 2],
     /// Commands of this node, and requests of others.
     pub(crate) failed: Failures,
     pub(crate) refused: Failures,
@@ -122,11 +120,11 @@ impl Icc {
     /// [`set_bus_master`](Icc::set_bus_master).
     pub fn new(config: Config, host: Arc<dyn Host>, memory: Arc<dyn DmaMemory>) -> Self {
         let memory = Arc::new(Reach::new(memory));
-        let (pages, blank) = (config.pages.as_ref(), config.blank);
+        let (pages, values) = (config.pages.as_ref(), (config.blank, config.posted_writes_ns));
         let queues = TniId::ALL
             .into_iter()
             .flat_map(|tni| {
-                CqId::ALL.map(|cq| Cq::new((tni, cq), pages, blank, Arc::clone(&memory)))
+                CqId::ALL.map(|cq| Cq::new((tni, cq), pages, values, Arc::clone(&memory)))
             })
             .collect();
         let tnis = TniId::ALL.map(Tni::new);
@@ -145,7 +143,6 @@ impl Icc {
             traced: Traced::default(),
             rules: Rules::new(Device::Tofu),
             violations: Violations::default(),
-            late_ns: Default::default(),
             failed: Failures::default(),
             refused: Failures::default(),
             next_deadline: AtomicU64::new(u64::MAX),
@@ -246,9 +243,7 @@ impl Icc {
         }
         self.next_deadline.store(u64::MAX, SeqCst);
         for queue in self.queues.iter().filter(|queue| queue.enabled()) {
-            if let Some((completions, writer)) = self.completions(queue, now_ns).parts() {
-                completions.expire(writer);
-            }
+            self.completing(queue, now_ns, |completions, writer| completions.expire(writer));
             self.note_deadline(queue);
             self.ring_stalled(queue);
         }
@@ -332,28 +327,93 @@ impl Icc {
         &self.tnis
     }
 
-    /// Locks the completions of a queue, to write entries at this time.
-    pub(crate) fn completions<'a>(&'a self, queue: &'a Cq, now_ns: u64) -> Completing<'a> {
-        let trace = self.traced.watch(self.host(), (queue.tni, queue.id));
-        let patience_ns = self.config.posted_writes_ns;
-        let lane = self.rules.lane(queue.tni.index());
-        let (memory, dma) = (self.memory(), &self.bus_master);
-        let mut writer = queue.writer(memory, dma, now_ns, patience_ns, trace, (&self.rules, lane));
-        let [tcq, mrq] = &self.late_ns;
-        let late_ns = [tcq.load(Relaxed), mrq.load(Relaxed)];
-        if late_ns != [0; 2] {
-            writer.hold_back(late_ns);
+    /// Does something with the completions of a queue, which are locked meanwhile, and a writer of
+    /// entries at this time. Afterwards it raises interrupt requests, and sets a timer for what is
+    /// held back. Returns `None` if the queue is not enabled.
+    #[inline]
+    pub(crate) fn completing<'a, R>(
+        &'a self,
+        queue: &'a Cq,
+        now_ns: u64,
+        change: impl FnOnce(&mut Completions, &mut Writer<'a>) -> R,
+    ) -> Option<R> {
+        let mut locked = queue.lock_completions();
+        let completions = locked.as_mut()?;
+        let mut writer = Writer {
+            memory: self.memory(),
+            page: &queue.page,
+            now_ns,
+            dma: &self.bus_master,
+            requests: CqsIrqs::NONE,
+            failed: false,
+            held_until: u64::MAX,
+            trace: self.traced.watch(self.host(), (queue.tni, queue.id)),
+            rules: &self.rules,
+            lane: self.rules.lane(queue.tni.index()),
+        };
+        let result = change(completions, &mut writer);
+        let wanted = self.take_arm(queue, &mut writer);
+        drop(locked);
+        self.announce(queue, &writer, wanted);
+        Some(result)
+    }
+
+    /// Checks whether the driver has asked in memory for an interrupt for what was written, while
+    /// the queue cannot be disabled. Returns the requests that it has asked for.
+    ///
+    /// # Errors
+    ///
+    /// If the word by which it asks is not memory.
+    #[inline]
+    fn take_arm(&self, queue: &Cq, writer: &mut Writer<'_>) -> DmaResult<CqsIrqs> {
+        let (arm, acknowledges) = (queue.arm(), writer.requests & CqsIrqs::ACKNOWLEDGES);
+        if acknowledges.is_empty() || !arm.is_used() {
+            return Ok(CqsIrqs::NONE);
         }
-        Completing {
-            locked: queue.lock_completions(),
-            consequences: Consequences {
-                icc: self,
-                queue,
-                writer,
-                asked: CqsIrqs::NONE,
-                no_word: false,
-            },
+        writer.requests = writer.requests & CqsIrqs::EXCEPTIONS;
+        if !self.dma_enabled() {
+            return Ok(CqsIrqs::NONE);
         }
+        let wanted = arm.take(writer.memory)?;
+        writer.lane.kept(Point::Asked);
+        Ok(if wanted { acknowledges } else { CqsIrqs::NONE })
+    }
+
+    /// Carries out what follows from entries that were written, with the completions unlocked.
+    /// `asked` are the requests that the driver has asked for in memory.
+    #[inline]
+    fn announce(&self, queue: &Cq, writer: &Writer<'_>, asked: DmaResult<CqsIrqs>) {
+        let &Writer { requests, failed, held_until, .. } = writer;
+        if !requests.is_empty() {
+            self.request(queue, requests);
+        }
+        match asked {
+            Ok(CqsIrqs::NONE) => {}
+            Ok(asked) => queue.irq.announce(self.host(), asked),
+            Err(error) => self.no_arm_word(queue, error),
+        }
+        if failed {
+            self.note_failures(queue);
+        }
+        self.want_expire(held_until);
+    }
+
+    /// Raises interrupt requests of a queue.
+    fn request(&self, queue: &Cq, requests: CqsIrqs) {
+        if requests.intersects(CqsIrqs::TCQ_WRITE_EXCEPTION) {
+            queue.stop();
+        }
+        self.count_queue_exceptions(requests);
+        queue.irq.request(self.host(), requests);
+    }
+
+    /// The word by which the driver asks for interrupts is not memory.
+    #[cold]
+    fn no_arm_word(&self, queue: &Cq, DmaError { addr, .. }: DmaError) {
+        let what =
+            format_args!("{} INTERRUPT_ARM_IPA: there is no word at {addr:#x}", queue.name());
+        self.breach(Rule::ArmWord, what);
+        queue.irq.request(self.host(), CqsIrqs::MRQ_WRITE_EXCEPTION);
     }
 
     /// Injects wrong bits into the device's memory.
@@ -369,9 +429,11 @@ impl Icc {
     /// Holds back entries of TCQ and MRQ for at least these times, in nanoseconds; longer if the
     /// driver requests it.
     pub fn hold_entries(&self, tcq_ns: u64, mrq_ns: u64) {
-        let [tcq, mrq] = &self.late_ns;
-        let before = [tcq.swap(tcq_ns, Relaxed), mrq.swap(mrq_ns, Relaxed)];
-        if before != [tcq_ns, mrq_ns] {
+        let mut changed = false;
+        for queue in &self.queues {
+            changed |= queue.hold_back([tcq_ns, mrq_ns]);
+        }
+        if changed {
             self.flush_entries();
         }
     }
@@ -391,9 +453,7 @@ impl Icc {
     fn flush_entries(&self) {
         let now_ns = self.host.now_ns();
         for queue in self.queues.iter().filter(|queue| queue.enabled()) {
-            if let Some((completions, writer)) = self.completions(queue, now_ns).parts() {
-                completions.flush(writer);
-            }
+            self.completing(queue, now_ns, |completions, writer| completions.flush(writer));
         }
     }
 
@@ -527,77 +587,5 @@ impl Icc {
     /// The costs of the node's commands.
     pub const fn timing(&self) -> &CommandTiming {
         &self.config.timing
-    }
-}
-
-/// The completions of a queue, locked. When this is dropped they are unlocked first; then the
-/// pending [`Consequences`] are carried out.
-pub(crate) struct Completing<'a> {
-    // Fields are dropped in this order.
-    locked: MutexGuard<'a, Option<Completions>>,
-    consequences: Consequences<'a>,
-}
-
-impl<'a> Completing<'a> {
-    /// The completions and where they are written; `None` if the queue is not enabled.
-    pub(crate) fn parts(&mut self) -> Option<(&mut Completions, &mut Writer<'a>)> {
-        Some((self.locked.as_mut()?, &mut self.consequences.writer))
-    }
-}
-
-impl Drop for Completing<'_> {
-    /// Checks whether the driver has asked for an interrupt, while the queue cannot be disabled.
-    fn drop(&mut self) {
-        let Consequences { queue, writer, asked, no_word, .. } = &mut self.consequences;
-        let (arm, acknowledges) = (queue.arm(), writer.requests & CqsIrqs::ACKNOWLEDGES);
-        if acknowledges.is_empty() || !arm.is_used() {
-            return;
-        }
-        writer.requests = writer.requests & CqsIrqs::EXCEPTIONS;
-        if self.locked.is_none() || !writer.dma.load(SeqCst) {
-            return;
-        }
-        match arm.take(writer.memory) {
-            Ok(wanted) => {
-                writer.lane.kept(Point::Asked);
-                if wanted {
-                    *asked = acknowledges;
-                }
-            }
-            Err(_) => *no_word = true,
-        }
-    }
-}
-
-/// When this is dropped, interrupt requests are raised and a timer is set for what is held back.
-struct Consequences<'a> {
-    icc: &'a Icc,
-    queue: &'a Cq,
-    writer: Writer<'a>,
-    /// Requests that the driver has enabled in memory.
-    asked: CqsIrqs,
-    /// True if the word that enables interrupts is not in memory.
-    no_word: bool,
-}
-
-impl Drop for Consequences<'_> {
-    fn drop(&mut self) {
-        let Writer { requests, failed, held_until, .. } = self.writer;
-        if requests.intersects(CqsIrqs::TCQ_WRITE_EXCEPTION) {
-            self.queue.stop();
-        }
-        self.icc.count_queue_exceptions(requests);
-        self.queue.irq.request(self.icc.host(), requests);
-        if self.no_word {
-            let (name, at) = (self.queue.name(), self.queue.arm().0);
-            let what = format_args!("{name} INTERRUPT_ARM_IPA: there is no word at {at:#x}");
-            self.icc.breach(Rule::ArmWord, what);
-            self.queue.irq.request(self.icc.host(), CqsIrqs::MRQ_WRITE_EXCEPTION);
-        }
-        self.queue.irq.announce(self.icc.host(), self.asked);
-        if failed {
-            self.icc.note_failures(self.queue);
-        }
-        self.icc.want_expire(held_until);
     }
 }

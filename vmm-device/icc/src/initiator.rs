@@ -176,7 +176,8 @@ impl Icc {
 
     /// The next descriptor, from the direct descriptor register or the transmit order queue.
     fn fetch(&self, queue: &Cq, transmit: &mut Transmit) -> Option<Descriptor> {
-        if let Some(second) = transmit.second.take() {
+        if let Some(second) = transmit.second {
+            transmit.second = None;
             self.mark_direct(queue, transmit)?;
             return Some(second);
         }
@@ -234,6 +235,7 @@ impl Icc {
     }
 
     /// Carries out a descriptor.
+    #[inline]
     fn start(
         &self,
         queue: &Cq,
@@ -267,6 +269,19 @@ impl Icc {
             }
             Err(fault) => fault,
         };
+        self.end_at_once(queue, slot, descriptor, end, now)
+    }
+
+    /// Ends a descriptor that sends nothing.
+    #[inline(never)]
+    fn end_at_once(
+        &self,
+        queue: &Cq,
+        slot: Slot,
+        descriptor: &Descriptor,
+        end: Fault,
+        now: u64,
+    ) -> Step {
         if !end.rcode.is_success() {
             let (node, tni, cq) = (self.coords(), queue.tni, queue.id);
             let subject = Subject { node, tni, cq, which: Which::Slot(slot.index) };
@@ -293,10 +308,9 @@ impl Icc {
         if rcode.is_success() {
             self.rules.lane(queue.tni.index()).kept(Point::Local);
         }
-        if let Some((completions, writer)) = self.completions(queue, now).parts() {
-            let interrupt = descriptor.header1().interrupt();
-            completions.complete(slot, rcode, 0, interrupt, writer);
-        }
+        self.completing(queue, now, |completions, writer| {
+            completions.complete(slot, rcode, 0, descriptor.header1().interrupt(), writer);
+        });
         Step::Done
     }
 
@@ -315,6 +329,7 @@ impl Icc {
     }
 
     /// Sends data that came with the command.
+    #[inline(never)]
     fn put_piggyback(
         &self,
         queue: &Cq,
@@ -340,6 +355,7 @@ impl Icc {
         self.send(queue, &mut active, (length, length), body, net)
     }
 
+    #[inline(never)]
     fn start_armw(
         &self,
         queue: &Cq,
@@ -365,6 +381,7 @@ impl Icc {
     }
 
     /// Sends a raw or system packet. Its command ends when the network has taken it.
+    #[inline(never)]
     fn start_packet(
         &self,
         queue: &Cq,
@@ -472,6 +489,7 @@ impl Icc {
     }
 
     /// Sends a packet with `data` bytes of payload for `n` bytes of a message.
+    #[inline]
     fn send(
         &self,
         queue: &Cq,
@@ -556,25 +574,22 @@ impl Icc {
     pub(crate) fn answered(&self, answered: &Answered) {
         let Answered { tni, from, kind, answer, at, old, model_ps, now_ns } = answered;
         let queue = self.queue(*tni, answer.tag.cq);
-        let mut completing = self.completions(queue, *now_ns);
-        let Some((completions, writer)) = completing.parts() else {
-            return;
-        };
-        let Some(command) =
-            completions.find(answer.tag).filter(|command| command.expects(*from, *kind, answer))
-        else {
-            return;
-        };
-        if command.message.header2.packet_response() {
-            let message = command.message;
-            completions.packet_notices(&message, answer, writer);
-        }
-        self.statistics.count_model_time(*tni, answer.request_ps, *model_ps);
-        let (n, end) =
-            (answer.length.max(1), End { rcode: answer.rcode, at: *at, old_value: *old });
-        let deadline_ns = self.command_deadline(*now_ns);
-        let ended = completions.account(answer.tag, n, end, deadline_ns, writer);
-        drop(completing);
+        let ended = self.completing(queue, *now_ns, |completions, writer| {
+            let command = completions.find(answer.tag)?;
+            if !command.expects(*from, *kind, answer) {
+                return None;
+            }
+            if command.message.header2.packet_response() {
+                let message = command.message;
+                completions.packet_notices(&message, answer, writer);
+            }
+            self.statistics.count_model_time(*tni, answer.request_ps, *model_ps);
+            let (n, end) =
+                (answer.length.max(1), End { rcode: answer.rcode, at: *at, old_value: *old });
+            let deadline_ns = self.command_deadline(*now_ns);
+            Some(completions.account(answer.tag, n, end, deadline_ns, writer))
+        });
+        let Some(ended) = ended.flatten() else { return };
         if ended {
             self.ring_stalled(queue);
         } else {
@@ -584,12 +599,10 @@ impl Icc {
 
     /// Counts `n` bytes of a command as answered and ends the command if these were the last.
     pub(crate) fn account(&self, queue: &Cq, tag: Tag, n: u32, end: End, now: u64) {
-        let mut completing = self.completions(queue, now);
-        let ended = completing.parts().is_some_and(|(completions, writer)| {
+        let ended = self.completing(queue, now, |completions, writer| {
             completions.account(tag, n, end, self.command_deadline(now), writer)
         });
-        drop(completing);
-        if ended {
+        if ended == Some(true) {
             self.ring_stalled(queue);
         }
     }

@@ -106,10 +106,15 @@ impl Icc {
 
     /// Counts a request of another node that was refused with `rcode`, and reports it to the packet
     /// receive queue if there is one.
+    #[inline]
     pub(crate) fn log_exception(&self, incoming: &Incoming<'_>, command: Command, rcode: Rcode) {
-        if rcode.is_success() {
-            return;
+        if !rcode.is_success() {
+            self.log_refused(incoming, command, rcode);
         }
+    }
+
+    #[cold]
+    fn log_refused(&self, incoming: &Incoming<'_>, command: Command, rcode: Rcode) {
         let Incoming { from, request, now_ns, .. } = *incoming;
         self.refused.note(
             now_ns,

@@ -252,7 +252,10 @@ impl Icc {
                 self.note_set_up(queue, reg);
                 queue.write_plain(reg, merged);
             }
-            _ => queue.write_plain(reg, merged),
+            _ => {
+                queue.write_plain(reg, merged);
+                queue.renew_policy();
+            }
         }
     }
 

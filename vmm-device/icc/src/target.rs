@@ -436,12 +436,11 @@ impl Icc {
     }
 
     fn remote_notices(&self, queue: &Cq, notices: impl IntoIterator<Item = Notice>, now_ns: u64) {
-        let mut completing = self.completions(queue, now_ns);
-        if let Some((completions, writer)) = completing.parts() {
+        self.completing(queue, now_ns, |completions, writer| {
             for notice in notices {
                 completions.remote_notice(notice.entry(), writer);
             }
-        }
+        });
     }
 }
 

@@ -284,7 +284,7 @@ impl Node {
             self.icc.bar_write(offset, data);
             inline.writes.set(false);
             let Some(first) = inline.rung.take() else { return };
-            let more = inline.more.take();
+            let more = (!inline.more.borrow().is_empty()).then(|| inline.more.take());
             let Some(machine) = self.host.machine.upgrade() else { return };
             let run = |(tni, bell)| {
                 if machine.run(self, tni, bell) {
@@ -292,7 +292,7 @@ impl Node {
                 }
             };
             run(first);
-            more.into_iter().for_each(run);
+            more.into_iter().flatten().for_each(run);
         });
     }
 }
