@@ -294,14 +294,10 @@ impl Icc {
             Ok(admitted) => admitted,
             Err(rcode) => return incoming.answer(0, rcode),
         };
-        if payload.len() < u64::from(request.length) {
-            return incoming.answer(0, Rcode::ILLEGAL_TLP);
-        }
-        let (to, mut done, mut code) = self.locate(queue, &pin, request, Access::Write);
-        if payload.copy_in(self.memory(), &to, done, request.header2.strong_order()).is_err() {
-            done = 0;
-            code = self.target_fault(queue, Fault::payload(true));
-        }
+        let (done, code) = match self.take_at_once(queue, &pin, request, payload) {
+            Some(()) => (request.length, Rcode::SUCCESS),
+            None => self.take_data(queue, &pin, request, payload),
+        };
         drop(pin);
         queue.page.add(CqReg::RxPayloadByte, done.into());
         if request.header2.remote_notice() {
@@ -314,7 +310,47 @@ impl Icc {
         incoming.answer(done, code)
     }
 
-    /// Lets a queue in session mode take more descriptors, by the number in an arrived message.
+    /// Writes the data of a Put to where it belongs, if it is in one piece at both ends. What it
+    /// does not take, [`take_data`](Icc::take_data) does.
+    #[inline]
+    fn take_at_once(
+        &self,
+        queue: &Cq,
+        pin: &Pin,
+        request: &Request,
+        payload: &Payload,
+    ) -> Option<()> {
+        let &Request { remote, length, header2, .. } = request;
+        if header2.strong_order() {
+            return None;
+        }
+        let memory = self.memory();
+        let addr = queue.tables.on_a_page(memory, pin, remote, length, Access::Write)?;
+        let to = memory.slice(addr, length as usize)?;
+        let taken = payload.fill(to);
+        taken.then(|| self.rules.lane(queue.tni.index()).kept(Point::Translated))
+    }
+
+    /// Writes the data of a Put to where it belongs. Returns how much it was, and the result.
+    #[cold]
+    fn take_data(
+        &self,
+        queue: &Cq,
+        pin: &Pin,
+        request: &Request,
+        payload: &Payload,
+    ) -> (u32, Rcode) {
+        if payload.len() < u64::from(request.length) {
+            return (0, Rcode::ILLEGAL_TLP);
+        }
+        let (to, done, code) = self.locate(queue, pin, request, Access::Write);
+        match payload.copy_in(self.memory(), &to, done, request.header2.strong_order()) {
+            Ok(()) => (done, code),
+            Err(_) => (0, self.target_fault(queue, Fault::payload(true))),
+        }
+    }
+
+    /// Lets a queue in session mode take more descriptors, as a message that has arrived says.
     fn advance_session(&self, queue: &Cq, request: &Request) {
         if queue.advance_session(request.sps) {
             self.host().doorbell(queue.tni, queue.id.into());

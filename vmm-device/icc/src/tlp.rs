@@ -13,6 +13,7 @@ use tofu_abi::frame::{TLP_MAX, frame_around};
 use tofu_abi::reduce::{MAX_INTEGERS, Op, Value};
 use tofu_abi::{BgId, CqId, Rcode, StagOffset};
 use tofu_inspect::inspect;
+use vm_memory::VolatileSlice;
 
 use crate::memory::{DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
 use crate::translate::Pin;
@@ -224,6 +225,30 @@ impl Payload {
             Self::Bytes(data) => data.len() as u64,
             Self::Guest { segments, .. } => segments.iter().map(|s| u64::from(s.len)).sum(),
         }
+    }
+
+    /// Copies data to memory that is in one piece, if the data is, too. Returns false if not, and
+    /// if there is less of it.
+    #[inline]
+    pub(crate) fn fill(&self, to: VolatileSlice<'_>) -> bool {
+        let bytes = match self {
+            Self::Inline { data, len } => data.get(..usize::from(*len)).unwrap_or_default(),
+            Self::Bytes(data) => data,
+            Self::Guest { segments, pin } => {
+                let [only] = segments.as_slice() else { return false };
+                let from = pin.memory().slice(only.addr, only.len as usize);
+                let from = from.filter(|from| from.len() >= to.len());
+                return from.is_some_and(|from| {
+                    from.copy_to_volatile_slice(to);
+                    true
+                });
+            }
+        };
+        let bytes = bytes.get(..to.len());
+        bytes.is_some_and(|bytes| {
+            to.copy_from(bytes);
+            true
+        })
     }
 
     /// Writes the first `len` bytes to memory. With `strong` order, a reader that sees the last

@@ -272,11 +272,65 @@ impl Tables {
         })
     }
 
+    /// Where `len` bytes from `at` on are, if their mapping is cached, allows an access of this
+    /// kind, and has them on one page, which may not be memory. What is not found here,
+    /// [`Tables::translate`] finds, or the reason why not.
+    #[inline]
+    pub(crate) fn on_a_page(
+        &self,
+        memory: &dyn DmaMemory,
+        pin: &Pin,
+        at: StagOffset,
+        len: u32,
+        access: Access,
+    ) -> Option<u64> {
+        if !self.steering_enable.load(SeqCst) {
+            return None;
+        }
+        let cache = lock(&self.cache);
+        let m = cache.get(at.stag() as usize % CACHE_PLACES)?.as_ref()?;
+        let (offset, len) = (at.offset(), u64::from(len));
+        let other = m.stag != at.stag() || m.generation != pin.generation;
+        if other || m.readonly && access.writes() || len == 0 || offset + len > m.length {
+            return None;
+        }
+        // Both terms are 40 bits wide, so the sum fits.
+        let address = m.mbva + offset;
+        let (index, in_page) = (address >> m.page_bits, address & m.mask());
+        if index >= m.pages || len > m.mask() + 1 - in_page {
+            return None;
+        }
+        let (entry, page_bits) = (m.table + index * PAGE_ENTRY_SIZE, m.page_bits);
+        drop(cache);
+        let entry = PageEntry(memory.load(entry).ok()?);
+        entry.enable().then(|| (entry.ipa() >> page_bits << page_bits) + in_page)
+    }
+
     /// Translates `len` bytes from `at` on, for an access of this kind.
     ///
     /// Page table entries are read each time; steering and memory block entries are cached
     /// until a flush.
+    #[inline]
     pub(crate) fn translate(
+        &self,
+        memory: &dyn DmaMemory,
+        pin: &Pin,
+        at: StagOffset,
+        len: u32,
+        access: Access,
+    ) -> Translation {
+        if let Some(addr) = self.on_a_page(memory, pin, at, len, access)
+            && memory.contains(addr, len as usize, access)
+        {
+            let segments = Segments::from_buf_and_len([Segment { addr, len }; 2], 1);
+            return Translation { segments, len, fault: None };
+        }
+        self.translate_any(memory, pin, at, len, access)
+    }
+
+    /// [`Tables::translate`] of what may be on any number of pages, or have a fault.
+    #[cold]
+    fn translate_any(
         &self,
         memory: &dyn DmaMemory,
         pin: &Pin,
@@ -299,19 +353,7 @@ impl Tables {
         let beyond = (within < len).then(|| Fault::steering(Rcode::OFFSET_RANGE));
         // Both terms are 40 bits wide, so the sum fits.
         let address = m.mbva + offset;
-        let in_page = address & m.mask();
-        if within == 0 || u64::from(within) > m.mask() + 1 - in_page {
-            return pages(memory, &m, address, within, access, beyond);
-        }
-        match page(memory, &m, address >> m.page_bits) {
-            Ok(start) if memory.contains(start + in_page, within as usize, access) => {
-                let only = Segment { addr: start + in_page, len: within };
-                let segments = Segments::from_buf_and_len([only; 2], 1);
-                Translation { segments, len: within, fault: beyond }
-            }
-            Ok(_) => Translation::failed(Fault::payload(access.writes())),
-            Err(fault) => Translation::failed(fault),
-        }
+        pages(memory, &m, address, within, access, beyond)
     }
 }
 
