@@ -446,6 +446,7 @@ impl Completions {
         self.deferred.push_back((self.next_sequence, entry));
     }
 
+    #[inline]
     fn release_deferred(&mut self, w: &mut Writer<'_>) {
         if self.deferred.is_empty() {
             return;
@@ -461,6 +462,7 @@ impl Completions {
     }
 
     /// Writes a transmit complete entry. `interrupt` is what the descriptor says.
+    #[inline]
     pub(crate) fn complete(
         &mut self,
         slot: Slot,
@@ -477,19 +479,30 @@ impl Completions {
         let hold_ns = if interrupt { 0 } else { self.policy.tcq_hold_ns };
         if hold_ns == 0 && self.held_tcq.len() == 0 && w.dma.load(SeqCst) {
             write_tcq(self.tcq_ipa, (slot.index, entry), w);
-            return;
+        } else {
+            self.hold_tcq((slot.index, entry), hold_ns, w);
         }
-        if self.held_tcq.push((slot.index, entry), hold_ns, w.now_ns) {
+    }
+
+    /// Holds an entry of the transmit complete queue back for a time, in nanoseconds.
+    #[cold]
+    fn hold_tcq(&mut self, entry: (u32, TcqEntry), hold_ns: u64, w: &mut Writer<'_>) {
+        if self.held_tcq.push(entry, hold_ns, w.now_ns) {
             self.flush_tcq(w);
         } else {
             w.held_until = w.held_until.min(self.held_tcq.until());
         }
     }
 
+    #[inline]
     fn flush_tcq(&mut self, w: &mut Writer<'_>) {
-        if self.held_tcq.len() == 0 {
-            return;
+        if self.held_tcq.len() > 0 {
+            self.flush_held_tcq(w);
         }
+    }
+
+    #[cold]
+    fn flush_held_tcq(&mut self, w: &mut Writer<'_>) {
         let held = self.held_tcq.release();
         if !w.dma.load(SeqCst) {
             return;
@@ -500,6 +513,7 @@ impl Completions {
     }
 
     /// Puts a notice into the message receive queue.
+    #[inline]
     fn notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) {
         if self.policy.mrq_mask & (MRQ_MASK_DISCARD | 1 << entry.word0().id()) != 0 {
             return;
@@ -507,9 +521,13 @@ impl Completions {
         // Completions must become visible in order, so those that are held back go first.
         self.flush_tcq(w);
         let none_waits = self.held_mrq.len() == 0 && self.policy.mrq_hold_ns == 0;
-        if none_waits && w.dma.load(SeqCst) && self.write_notice(entry, w) {
-            return;
+        if !none_waits || !w.dma.load(SeqCst) || !self.write_notice(entry, w) {
+            self.hold_notice(entry, w);
         }
+    }
+
+    #[cold]
+    fn hold_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) {
         if self.held_mrq.push(entry, self.policy.mrq_hold_ns, w.now_ns) {
             self.flush_mrq(w);
         } else {

@@ -315,7 +315,7 @@ impl Icc {
     }
 
     /// Notes a command as outstanding.
-    #[inline]
+    #[inline(always)]
     fn begin(&self, queue: &Cq, slot: Slot, message: Message, now: u64) -> Option<Active> {
         let deadline_ns = self.command_deadline(now);
         let (index, generation) =
@@ -489,7 +489,7 @@ impl Icc {
     }
 
     /// Sends a packet with `data` bytes of payload for `n` bytes of a message.
-    #[inline]
+    #[inline(always)]
     fn send(
         &self,
         queue: &Cq,

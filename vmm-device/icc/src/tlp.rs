@@ -37,12 +37,16 @@ pub const fn wire_bytes(payload: u32) -> u64 {
 /// Returns the number of TLPs of a burst of `length` bytes, and their bytes on the wire.
 ///
 /// A message without data takes one TLP. `mtu` must not be 0.
+#[inline]
 pub const fn burst_size(length: u32, mtu: u32, padding: bool) -> (u32, u64) {
+    if length <= mtu {
+        return (1, wire_bytes(padded(length, padding)));
+    }
     let full = length / mtu;
     let rest = length % mtu;
     let mut bytes = full as u64 * wire_bytes(padded(mtu, padding));
     let mut tlps = full;
-    if rest > 0 || full == 0 {
+    if rest > 0 {
         bytes += wire_bytes(padded(rest, padding));
         tlps += 1;
     }

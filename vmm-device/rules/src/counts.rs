@@ -48,7 +48,7 @@ impl Rules {
     /// The counts of an interface or a link.
     #[inline]
     pub fn lane(&self, index: usize) -> &Lane {
-        &self.lanes[index % LANES]
+        &self.lanes[if index < LANES { index } else { index % LANES }]
     }
 
     /// Counts a pass of a point that is seldom passed, or whose part is not known.
