@@ -1,12 +1,13 @@
 //! The clock of a machine.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::time::Instant;
+
+use tofu_sync::Monotonic;
 
 /// The machine's clock.
 #[derive(Debug)]
 pub(crate) enum Clock {
-    Host(Instant),
+    Host(Monotonic),
     /// Advances only by [`Clock::advance`].
     Manual(AtomicU64),
 }
@@ -15,7 +16,7 @@ impl Clock {
     /// The time since the machine began, in nanoseconds.
     pub(crate) fn now_ns(&self) -> u64 {
         match self {
-            Self::Host(start) => start.elapsed().as_nanos() as u64,
+            Self::Host(clock) => clock.now_ns(),
             Self::Manual(now) => now.load(SeqCst),
         }
     }

@@ -35,14 +35,13 @@ mod windows;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use tofu_abi::Coords;
 use tofu_fabric::{Fabric, NodeId, Port, Shape, ShardId, Shards, Timing, Wires};
 use tofu_icc::{DmaMemory, Icc};
 use tofu_links::Parameters;
 use tofu_netmodel::HostBus;
-use tofu_sync::lock;
+use tofu_sync::{Monotonic, lock};
 
 use crate::capture::{Capture, CaptureConfig, Captures, Hub, Recorded};
 use crate::clock::Clock;
@@ -221,7 +220,7 @@ impl Machine {
     /// As [`Machine::new`]. Also if there is no such shard, or links between shards would have to
     /// be modelled.
     pub fn within(config: MachineConfig, surroundings: Surroundings) -> Result<Self, Error> {
-        Self::with_clock(config, surroundings, Clock::Host(Instant::now()))
+        Self::with_clock(config, surroundings, Clock::Host(Monotonic::new()))
     }
 
     /// A machine whose time advances only by [`Machine::advance`], for reproducible tests.

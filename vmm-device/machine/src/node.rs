@@ -64,19 +64,28 @@ pub trait DoorbellBackend: Send + Sync {
 
 thread_local! {
     /// State of this thread's trapped write.
-    static INLINE: Inline = const {
-        Inline { writes: Cell::new(false), rung: Cell::new(None), more: RefCell::new(Vec::new()) }
-    };
+    static INLINE: Inline = const { Inline { writes: Cell::new(false), rung: Cell::new(None) } };
+    /// The doorbells after the first one. They are apart because state that needs no destructor is
+    /// reached without a check.
+    static MORE: RefCell<Vec<(TniId, Doorbell)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Doorbells that rang during a trapped write of a thread. The thread runs them itself after the
+/// A doorbell that rang during a trapped write of a thread. The thread runs it itself after the
 /// write.
 struct Inline {
     /// True if the thread is within a trapped write.
     writes: Cell<bool>,
     /// The first, and the only one unless the write did more than ring a doorbell.
-    rung: Cell<Option<(TniId, Doorbell)>>,
-    more: RefCell<Vec<(TniId, Doorbell)>>,
+    rung: Cell<Option<Rung>>,
+}
+
+/// A doorbell that rang during a trapped write.
+#[derive(Clone, Copy)]
+struct Rung {
+    tni: TniId,
+    bell: Doorbell,
+    /// Others have rung after it.
+    more: bool,
 }
 
 /// The parts that a node is made from.
@@ -279,21 +288,22 @@ impl Node {
     }
 
     fn trapped_write(&self, offset: u64, data: &[u8]) {
-        INLINE.with(|inline| {
+        let rung = INLINE.with(|inline| {
             inline.writes.set(true);
             self.icc.bar_write(offset, data);
             inline.writes.set(false);
-            let Some(first) = inline.rung.take() else { return };
-            let more = (!inline.more.borrow().is_empty()).then(|| inline.more.take());
-            let Some(machine) = self.host.machine.upgrade() else { return };
-            let run = |(tni, bell)| {
-                if machine.run(self, tni, bell) {
-                    self.host.enqueue(tni, bell);
-                }
-            };
-            run(first);
-            more.into_iter().flatten().for_each(run);
+            inline.rung.take()
         });
+        let Some(Rung { tni, bell, more }) = rung else { return };
+        let more = if more { MORE.take() } else { Vec::new() };
+        let Some(machine) = self.host.machine.upgrade() else { return };
+        let run = |(tni, bell)| {
+            if machine.run(self, tni, bell) {
+                self.host.enqueue(tni, bell);
+            }
+        };
+        run((tni, bell));
+        more.into_iter().for_each(run);
     }
 }
 
@@ -458,8 +468,11 @@ impl Host for NodeHost {
             let writes = inline.writes.get();
             match inline.rung.get() {
                 _ if !writes => {}
-                None => inline.rung.set(Some((tni, bell))),
-                Some(_) => inline.more.borrow_mut().push((tni, bell)),
+                None => inline.rung.set(Some(Rung { tni, bell, more: false })),
+                Some(first) => {
+                    inline.rung.set(Some(Rung { more: true, ..first }));
+                    MORE.with_borrow_mut(|more| more.push((tni, bell)));
+                }
             }
             writes
         });

@@ -54,6 +54,20 @@ struct Arrivals {
     ways: Ways,
 }
 
+impl Arrivals {
+    /// Drops what is not handled, and memory for more of it than a view usually needs.
+    #[cold]
+    fn tidy(&mut self) {
+        let Self { waiting, next, ways: _ } = self;
+        for list in [waiting, next] {
+            list.clear();
+            if list.capacity() > KEPT {
+                *list = Vec::new();
+            }
+        }
+    }
+}
+
 enum Arrival {
     Room(NodeId, TniId),
     Arrived(NodeId, Packet<Body>),
@@ -180,12 +194,8 @@ impl Parent for Shared<Icc> {
 impl Drop for Pump<'_> {
     fn drop(&mut self) {
         let Some(mut arrivals) = self.arrivals.take() else { return };
-        let Arrivals { waiting, next, ways: _ } = &mut *arrivals;
-        for list in [waiting, next] {
-            list.clear();
-            if list.capacity() > KEPT {
-                *list = Vec::new();
-            }
+        if arrivals.waiting.capacity() | arrivals.next.capacity() != 0 {
+            arrivals.tidy();
         }
         // A thread that is ending has no memory for another view.
         let _ = ARRIVALS.try_with(|kept| kept.set(Some(arrivals)));

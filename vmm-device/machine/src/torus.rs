@@ -7,7 +7,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use tofu_abi::tnw::{Channel, Link, WINDOW_SIZE, window};
 use tofu_abi::topology::Axis;
@@ -20,6 +19,7 @@ use tofu_fabric::{
 use tofu_inspect::{Inspect, Visit};
 use tofu_links::Parameters;
 use tofu_pci::{Endpoint, EndpointDevice};
+use tofu_sync::Monotonic;
 use tofu_tnw_device::{Config, Host, MAX_RUN, Net, Nwp, SharedWindows, Unit};
 
 use crate::cables::{Incoming, Refused};
@@ -170,7 +170,7 @@ impl Torus {
     ///
     /// As [`Torus::new`].
     pub fn within(config: TorusConfig, surroundings: Surroundings) -> Result<Self, Error> {
-        Self::with_clock(config, surroundings, Clock::Host(Instant::now()))
+        Self::with_clock(config, surroundings, Clock::Host(Monotonic::new()))
     }
 
     /// Like [`Torus::new`], but time advances only by [`Torus::advance`].

@@ -6,11 +6,13 @@
 //! to take.
 #![deny(unsafe_code)]
 
+mod clock;
 mod epoch;
 #[cfg(not(loom))]
 pub mod queue;
 mod ticks;
 
+pub use crate::clock::Monotonic;
 pub use crate::epoch::Epochs;
 pub use crate::ticks::Ticks;
 #[cfg(not(loom))]
