@@ -37,13 +37,14 @@ impl<T> Handover<T> {
     /// A turn returns true if it has more to do. Then this returns true as well, and the caller
     /// must ask again later.
     pub(crate) fn run(&self, mut turn: impl FnMut(&mut T) -> bool) -> bool {
-        if self.stage.swap(ASKED, AcqRel) != IDLE {
-            return false;
+        // A first thread asks and begins at once.
+        if self.stage.compare_exchange(IDLE, RUNNING, AcqRel, Acquire).is_err() {
+            if self.stage.swap(ASKED, AcqRel) != IDLE {
+                return false;
+            }
+            self.stage.swap(RUNNING, AcqRel);
         }
         loop {
-            // Synchronises with the last requesting thread, so this turn sees everything that it
-            // did before.
-            self.stage.swap(RUNNING, AcqRel);
             if turn(&mut self.lock()) {
                 self.stage.swap(IDLE, AcqRel);
                 return true;
@@ -51,6 +52,8 @@ impl<T> Handover<T> {
             if self.stage.compare_exchange(RUNNING, IDLE, AcqRel, Acquire).is_ok() {
                 return false;
             }
+            // Synchronises with the last thread to ask, and so sees what it did before.
+            self.stage.swap(RUNNING, AcqRel);
         }
     }
 }

@@ -366,6 +366,19 @@ impl NodeHost {
         self.inbox.enqueue(self.id, (tni, bell));
     }
 
+    /// A doorbell rang outside of a trapped write, or after the first one of a write.
+    #[cold]
+    fn rang_more(&self, tni: TniId, bell: Doorbell) {
+        let first = INLINE.with(|inline| inline.rung.get().filter(|_| inline.writes.get()));
+        match first {
+            Some(first) => {
+                INLINE.with(|inline| inline.rung.set(Some(Rung { more: true, ..first })));
+                MORE.with_borrow_mut(|more| more.push((tni, bell)));
+            }
+            None => self.enqueue(tni, bell),
+        }
+    }
+
     fn attach(&self, tni: TniId, bell: Doorbell) -> Result<(), String> {
         // Before doorbells are attached, so that no ring of the new life counts for the old one.
         let life = self.waiting[bell_index(tni, bell)].renew();
@@ -464,20 +477,15 @@ impl Host for NodeHost {
         if self.waiting.get(index).is_none_or(|waiting| !waiting.enter(None)) {
             return;
         }
-        let inline = INLINE.with(|inline| {
-            let writes = inline.writes.get();
-            match inline.rung.get() {
-                _ if !writes => {}
-                None => inline.rung.set(Some(Rung { tni, bell, more: false })),
-                Some(first) => {
-                    inline.rung.set(Some(Rung { more: true, ..first }));
-                    MORE.with_borrow_mut(|more| more.push((tni, bell)));
-                }
+        let is_noted = INLINE.with(|inline| {
+            let (writes, rung) = (inline.writes.get(), inline.rung.get());
+            if writes && rung.is_none() {
+                inline.rung.set(Some(Rung { tni, bell, more: false }));
             }
-            writes
+            writes && rung.is_none()
         });
-        if !inline {
-            self.enqueue(tni, bell);
+        if !is_noted {
+            self.rang_more(tni, bell);
         }
     }
 
