@@ -339,6 +339,7 @@ impl Completions {
 
     /// Counts `n` bytes of a command as answered, and ends it if these were the last. Otherwise its
     /// deadline moves to `deadline_ns`. Returns whether it has ended.
+    #[inline]
     pub(crate) fn account(
         &mut self,
         tag: Tag,
@@ -367,16 +368,19 @@ impl Completions {
     /// The TCQ entry reports that the command was read, checked and sent. Raw and system packets
     /// have no notice, so their entry also reports the packet's fate.
     fn finish(&mut self, index: u16, old_value: u64, w: &mut Writer<'_>) {
-        let Some(command) = self.window.get_mut(usize::from(index)).and_then(|place| place.take())
-        else {
-            return;
-        };
+        let Some(place) = self.window.get_mut(usize::from(index)) else { return };
+        let Some(command) = place.as_ref() else { return };
+        // What is needed of it: all of it is large, and moved only if it has failed.
+        let &Outstanding { ref message, slot, rcode, local, .. } = command;
+        let (kind, length, generation) = (message.kind, message.length, command.generation());
+        let interrupt = message.header1.interrupt();
+        let mut entry = message.last_notice(rcode);
+        let frame = kind == CommandKind::Frame;
+        let failed = if frame || rcode.is_success() { None } else { *place };
+        *place = None;
         self.free.push(index);
-        let Outstanding { message, rcode, local, .. } = &command;
-        let (rcode, frame) = (*rcode, message.kind == CommandKind::Frame);
-        let local = *local;
         let sent = if frame { rcode } else { local };
-        self.complete(command.slot, sent, message.length, message.header1.interrupt(), w);
+        self.complete(slot, sent, length, interrupt, w);
         if !rcode.is_success()
             && local.is_success()
             && let Some(rule) = of_remote(rcode)
@@ -386,21 +390,20 @@ impl Completions {
         if frame {
             w.lane.kept(Point::PacketSent);
         } else {
-            if rcode.is_success() {
-                w.lane.kept(Point::Ended);
-            } else {
-                self.failures.count(index, &command);
+            if let Some(command) = &failed {
+                self.failures.count(index, command);
                 w.failed = true;
                 w.lane.kept(Point::Failed);
-            }
-            let mut entry = message.last_notice(rcode);
-            if message.kind == CommandKind::Armw && rcode.is_success() {
-                entry.0[2] = old_value;
+            } else {
+                w.lane.kept(Point::Ended);
+                if kind == CommandKind::Armw {
+                    entry.0[2] = old_value;
+                }
             }
             self.notice(entry, w);
         }
         if let Some(watch) = w.trace {
-            watch.ended((index, command.generation()), rcode, sent);
+            watch.ended((index, generation), rcode, sent);
         }
         self.release_deferred(w);
     }
