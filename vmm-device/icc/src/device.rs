@@ -557,6 +557,7 @@ impl Icc {
     /// [`CommandTiming::deliver`]. Entries that do not go into a cache take an access to memory,
     /// unless data takes one at the same time. The frame of an entry in a packet receive queue
     /// always does.
+    #[inline]
     pub fn deliver_ps(&self, tni: TniId, body: &Body) -> u64 {
         let timing = self.timing();
         let deliver = timing.deliver(body);

@@ -460,8 +460,9 @@ impl Icc {
         let n = (message.length - active.sent).min(limit);
         let request = active.request(queue.gpid(), n);
         let (body, data) = if message.kind == CommandKind::Put {
-            let pin = queue.tables.pin();
-            let from = queue.tables.translate(self.memory(), &pin, request.local, n, Access::Read);
+            let pin = queue.tables.enter().keep();
+            let (tables, in_force) = (&queue.tables, pin.in_force());
+            let from = tables.translate(self.memory(), in_force, request.local, n, Access::Read);
             if let Some(fault) = from.fault {
                 transmit.active = None;
                 let rcode = self.raise(queue, fault);
@@ -529,9 +530,9 @@ impl Icc {
     pub(crate) fn take_get_data(&self, mut answered: Answered, payload: &Payload) {
         let Answered { tni, from, kind, answer, .. } = answered;
         let queue = self.queue(tni, answer.tag.cq);
-        // The pin is taken before the command is looked up. Disabling the queue waits for pins, so
-        // the command and the tables belong to the same life of the queue.
-        let pin = queue.tables.pin();
+        // This precedes the search for the command. Disabling and enabling the queue meanwhile
+        // waits for this, so the command and the tables belong to the same life.
+        let tables = queue.tables.enter();
         let Some(message) = queue
             .lock_completions()
             .as_mut()
@@ -544,7 +545,8 @@ impl Icc {
         let done = u64::from(answer.done).min(payload.len()) as u32;
         if done > 0 {
             let at = message.local.advanced(answer.position.into());
-            let mut to = queue.tables.translate(self.memory(), &pin, at, done, Access::Write);
+            let (memory, in_force) = (self.memory(), tables.in_force());
+            let mut to = queue.tables.translate(memory, in_force, at, done, Access::Write);
             if !self.dma_enabled() {
                 to = Translation::failed(Fault::payload(true));
             }
@@ -566,7 +568,7 @@ impl Icc {
                 self.rules.lane(tni.index()).kept(Point::Translated);
             }
         }
-        drop(pin);
+        drop(tables);
         self.answered(&answered);
     }
 

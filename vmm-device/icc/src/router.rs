@@ -41,7 +41,7 @@ impl Icc {
         };
         match packet.body {
             Body::Put { .. } | Body::Get { .. } | Body::Armw { .. } => {
-                self.serve(tni, packet, net);
+                self.serve(tni, packet, now_ns, net);
             }
             Body::Frame { tag, ref frame } => {
                 let taken = self.receive_frame(tni, from, packet.way, frame, now_ns);

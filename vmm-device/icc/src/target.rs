@@ -17,7 +17,7 @@ use crate::memory::{Access, Segments, read_segments};
 use crate::notice::{Notice, Peer};
 use crate::observe::explain;
 use crate::tlp::{Answer, Body, Payload, Request, burst_size, full_tlp, wire_bytes};
-use crate::translate::Pin;
+use crate::translate::{InForce, Use};
 use tofu_rules::Point;
 
 /// The size of an answer on the wire.
@@ -83,13 +83,12 @@ impl Incoming<'_> {
 
 impl Icc {
     /// Carries out a request and answers it, if the packet is one.
-    pub(crate) fn serve(&self, tni: TniId, packet: &Packet<Body>, net: &mut dyn Net) {
+    pub(crate) fn serve(&self, tni: TniId, packet: &Packet<Body>, now_ns: u64, net: &mut dyn Net) {
         let &Packet { src, src_tni, path, model_ps, ref body, tlps, .. } = packet;
-        let now_ns = net.now_ns();
         let from = Peer { node: src, tni: src_tni };
         let model_ps = model_ps.saturating_add(self.deliver_ps(tni, body));
         let incoming = |request| Incoming { tni, from, path, request, model_ps, now_ns };
-        let since = self.came(body.requested());
+        let since = self.came(body);
         let (body, size) = match body {
             Body::Put { request, payload } => {
                 let incoming = incoming(request);
@@ -183,7 +182,8 @@ impl Icc {
     }
 
     /// The queue that a request is for, if it may take it, with its tables in use.
-    fn admit(&self, incoming: &Incoming<'_>) -> Result<(&Cq, Pin), Rcode> {
+    #[inline]
+    fn admit(&self, incoming: &Incoming<'_>) -> Result<(&Cq, Use<'_>), Rcode> {
         let request = incoming.request;
         if !request.is_legal() {
             return Err(Rcode::ILLEGAL_TLP);
@@ -209,16 +209,16 @@ impl Icc {
         }
         // An uncorrectable error there fails the node.
         let _ = self.ecc.is_lost(EccPlace::Tables);
-        let pin = queue.tables.pin();
-        // Only from here on do disabling the queue and turning bus mastering off wait for this
-        // access. So both are checked again.
+        let tables = queue.tables.enter();
+        // Only now is it certain that disabling the queue, or turning bus mastering off, waits for
+        // this access. So both are checked once more.
         if !queue.enabled() {
             return Err(Rcode::CQ_DISABLED);
         }
         if !self.dma_enabled() {
             return Err(Rcode::TARGET_DMA_OFF);
         }
-        Ok((queue, pin))
+        Ok((queue, tables))
     }
 
     /// The reason why a request was refused, in words.
@@ -270,12 +270,12 @@ impl Icc {
     fn locate(
         &self,
         queue: &Cq,
-        pin: &Pin,
+        in_force: InForce<'_>,
         request: &Request,
         access: Access,
     ) -> (Segments, u32, Rcode) {
         let range =
-            queue.tables.translate(self.memory(), pin, request.remote, request.length, access);
+            queue.tables.translate(self.memory(), in_force, request.remote, request.length, access);
         match range.fault {
             None => {
                 self.rules.lane(queue.tni.index()).kept(Point::Translated);
@@ -290,15 +290,15 @@ impl Icc {
 
     fn serve_put(&self, incoming: &Incoming<'_>, payload: &Payload) -> Answer {
         let request = incoming.request;
-        let (queue, pin) = match self.admit(incoming) {
+        let (queue, tables) = match self.admit(incoming) {
             Ok(admitted) => admitted,
             Err(rcode) => return incoming.answer(0, rcode),
         };
-        let (done, code) = match self.take_at_once(queue, &pin, request, payload) {
+        let (done, code) = match self.take_at_once(queue, tables.in_force(), request, payload) {
             Some(()) => (request.length, Rcode::SUCCESS),
-            None => self.take_data(queue, &pin, request, payload),
+            None => self.take_data(queue, tables.in_force(), request, payload),
         };
-        drop(pin);
+        drop(tables);
         queue.page.add(CqReg::RxPayloadByte, done.into());
         if request.header2.remote_notice() {
             let ids = (MrqId::PutHalfway, MrqId::PutLastHalfway);
@@ -316,7 +316,7 @@ impl Icc {
     fn take_at_once(
         &self,
         queue: &Cq,
-        pin: &Pin,
+        in_force: InForce<'_>,
         request: &Request,
         payload: &Payload,
     ) -> Option<()> {
@@ -325,7 +325,7 @@ impl Icc {
             return None;
         }
         let memory = self.memory();
-        let addr = queue.tables.on_a_page(memory, pin, remote, length, Access::Write)?;
+        let addr = queue.tables.on_a_page(memory, in_force, remote, length, Access::Write)?;
         let to = memory.slice(addr, length as usize)?;
         let taken = payload.fill(to);
         taken.then(|| self.rules.lane(queue.tni.index()).kept(Point::Translated))
@@ -336,14 +336,14 @@ impl Icc {
     fn take_data(
         &self,
         queue: &Cq,
-        pin: &Pin,
+        in_force: InForce<'_>,
         request: &Request,
         payload: &Payload,
     ) -> (u32, Rcode) {
         if payload.len() < u64::from(request.length) {
             return (0, Rcode::ILLEGAL_TLP);
         }
-        let (to, done, code) = self.locate(queue, pin, request, Access::Write);
+        let (to, done, code) = self.locate(queue, in_force, request, Access::Write);
         match payload.copy_in(self.memory(), &to, done, request.header2.strong_order()) {
             Ok(()) => (done, code),
             Err(_) => (0, self.target_fault(queue, Fault::payload(true))),
@@ -359,19 +359,19 @@ impl Icc {
 
     fn serve_get(&self, incoming: &Incoming<'_>) -> (Answer, Payload) {
         let request = incoming.request;
-        let (queue, pin) = match self.admit(incoming) {
+        let (queue, tables) = match self.admit(incoming) {
             Ok(admitted) => admitted,
             Err(rcode) => return (incoming.answer(0, rcode), Payload::NONE),
         };
-        let (segments, done, code) = self.locate(queue, &pin, request, Access::Read);
+        let (segments, done, code) = self.locate(queue, tables.in_force(), request, Access::Read);
         queue.page.add(CqReg::TxPayloadByte, done.into());
         if !request.header2.remote_notice() {
-            return (incoming.answer(done, code), Payload::Guest { segments, pin });
+            return (incoming.answer(done, code), Payload::Guest { segments, pin: tables.keep() });
         }
         // The notice says that the memory was read and may change, so it is read now.
         let mut data = vec![0; done as usize];
         let read = read_segments(self.memory(), &segments, &mut data);
-        drop(pin);
+        drop(tables);
         if read.is_err() {
             let code = self.target_fault(queue, Fault::payload(false));
             return (incoming.answer(0, code), Payload::NONE);
@@ -403,13 +403,14 @@ impl Icc {
         compare: u64,
     ) -> Result<u64, Rcode> {
         let request = incoming.request;
-        let (queue, pin) = self.admit(incoming)?;
+        let (queue, tables) = self.admit(incoming)?;
         if request.length != 4 && request.length != 8 {
             return Err(Rcode::ILLEGAL_TLP);
         }
         let fail = |fault| self.target_fault(queue, fault);
         let (memory, access) = (self.memory(), Access::Update);
-        let at = queue.tables.translate(memory, &pin, request.remote, request.length, access);
+        let (in_force, length) = (tables.in_force(), request.length);
+        let at = queue.tables.translate(memory, in_force, request.remote, length, access);
         if let Some(fault) = at.fault {
             return Err(fail(fault));
         }
@@ -426,7 +427,7 @@ impl Icc {
         } else {
             memory.word(addr, access, &mut |word| old = change8(word, op, operand, compare))
         };
-        drop(pin);
+        drop(tables);
         changed.map_err(|_| fail(Fault::payload(true)))?;
         self.rules.lane(queue.tni.index()).kept(Point::Atomic);
         queue.page.add(CqReg::RxPayloadByte, request.length.into());

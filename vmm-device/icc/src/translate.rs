@@ -1,6 +1,8 @@
 //! Address translation: steering table, memory block table, page table.
 
 use std::fmt;
+use std::marker::PhantomData;
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -136,10 +138,50 @@ impl fmt::Debug for Pin {
 }
 
 impl Drop for Pin {
+    #[inline]
     fn drop(&mut self) {
         self.tables.epochs.leave(self.generation);
     }
 }
+
+impl Pin {
+    /// What the pin keeps in force.
+    pub(crate) fn in_force(&self) -> InForce<'_> {
+        InForce(self.generation, PhantomData)
+    }
+}
+
+/// A [`Pin`] for as long as a borrow of the tables.
+pub(crate) struct Use<'a> {
+    tables: &'a Arc<Tables>,
+    generation: u64,
+}
+
+impl Use<'_> {
+    /// What the use keeps in force.
+    pub(crate) fn in_force(&self) -> InForce<'_> {
+        InForce(self.generation, PhantomData)
+    }
+
+    /// Goes on with the use beyond the borrow.
+    pub(crate) fn keep(self) -> Pin {
+        let pin = Pin { tables: Arc::clone(self.tables), generation: self.generation };
+        // The pin ends the use.
+        mem::forget(self);
+        pin
+    }
+}
+
+impl Drop for Use<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.tables.epochs.leave(self.generation);
+    }
+}
+
+/// The generation of the tables that is in force.
+#[derive(Clone, Copy)]
+pub(crate) struct InForce<'a>(u64, PhantomData<&'a ()>);
 
 impl Tables {
     pub(crate) fn new(memory: Arc<Reach>) -> Self {
@@ -195,19 +237,26 @@ impl Tables {
 
     /// The number of cached mappings that the tables in memory do not give any more.
     pub(crate) fn stale(self: &Arc<Self>, memory: &dyn DmaMemory) -> u64 {
-        let pin = self.pin();
+        let tables = self.enter();
+        let in_force = tables.in_force();
         let cached = lock(&self.cache).clone();
-        let used = cached.iter().flatten().filter(|m| m.generation == pin.generation);
-        let differs = |m: &&Mapping| self.read_mapping(memory, &pin, m.stag).ok() != Some(**m);
+        let used = cached.iter().flatten().filter(|m| m.generation == in_force.0);
+        let differs = |m: &&Mapping| self.read_mapping(memory, in_force, m.stag).ok() != Some(**m);
         used.filter(differs).count() as u64
     }
 
     /// Begins a use of the tables.
-    pub(crate) fn pin(self: &Arc<Self>) -> Pin {
-        Pin { tables: Arc::clone(self), generation: self.epochs.enter() }
+    #[inline]
+    pub(crate) fn enter(self: &Arc<Self>) -> Use<'_> {
+        Use { tables: self, generation: self.epochs.enter() }
     }
 
-    fn mapping(&self, memory: &dyn DmaMemory, pin: &Pin, stag: u32) -> Result<Mapping, Fault> {
+    fn mapping(
+        &self,
+        memory: &dyn DmaMemory,
+        in_force: InForce<'_>,
+        stag: u32,
+    ) -> Result<Mapping, Fault> {
         if !self.steering_enable.load(SeqCst) {
             return Err(Fault::steering(Rcode::STEERING_TABLE_DISABLED));
         }
@@ -216,12 +265,12 @@ impl Tables {
             let cache = lock(&self.cache);
             if let Some(Some(m)) = cache.get(place)
                 && m.stag == stag
-                && m.generation == pin.generation
+                && m.generation == in_force.0
             {
                 return Ok(*m);
             }
         }
-        let mapping = self.read_mapping(memory, pin, stag)?;
+        let mapping = self.read_mapping(memory, in_force, stag)?;
         let mut cache = lock(&self.cache);
         if cache.is_empty() {
             cache.resize(CACHE_PLACES, None);
@@ -230,7 +279,12 @@ impl Tables {
         Ok(mapping)
     }
 
-    fn read_mapping(&self, memory: &dyn DmaMemory, pin: &Pin, stag: u32) -> Result<Mapping, Fault> {
+    fn read_mapping(
+        &self,
+        memory: &dyn DmaMemory,
+        in_force: InForce<'_>,
+        stag: u32,
+    ) -> Result<Mapping, Fault> {
         if u64::from(stag) >= self.steering_size.load(SeqCst) {
             return Err(Fault::steering(Rcode::STAG_RANGE));
         }
@@ -262,7 +316,7 @@ impl Tables {
         let pages = memory.load(at + 8).map_err(unreadable)?;
         Ok(Mapping {
             stag,
-            generation: pin.generation,
+            generation: in_force.0,
             readonly: steering.readonly(),
             mbva: steering.mbva(),
             length,
@@ -279,7 +333,7 @@ impl Tables {
     pub(crate) fn on_a_page(
         &self,
         memory: &dyn DmaMemory,
-        pin: &Pin,
+        in_force: InForce<'_>,
         at: StagOffset,
         len: u32,
         access: Access,
@@ -290,7 +344,7 @@ impl Tables {
         let cache = lock(&self.cache);
         let m = cache.get(at.stag() as usize % CACHE_PLACES)?.as_ref()?;
         let (offset, len) = (at.offset(), u64::from(len));
-        let other = m.stag != at.stag() || m.generation != pin.generation;
+        let other = m.stag != at.stag() || m.generation != in_force.0;
         if other || m.readonly && access.writes() || len == 0 || offset + len > m.length {
             return None;
         }
@@ -314,18 +368,18 @@ impl Tables {
     pub(crate) fn translate(
         &self,
         memory: &dyn DmaMemory,
-        pin: &Pin,
+        in_force: InForce<'_>,
         at: StagOffset,
         len: u32,
         access: Access,
     ) -> Translation {
-        if let Some(addr) = self.on_a_page(memory, pin, at, len, access)
+        if let Some(addr) = self.on_a_page(memory, in_force, at, len, access)
             && memory.contains(addr, len as usize, access)
         {
             let segments = Segments::from_buf_and_len([Segment { addr, len }; 2], 1);
             return Translation { segments, len, fault: None };
         }
-        self.translate_any(memory, pin, at, len, access)
+        self.translate_any(memory, in_force, at, len, access)
     }
 
     /// [`Tables::translate`] of what may be on any number of pages, or have a fault.
@@ -333,12 +387,12 @@ impl Tables {
     fn translate_any(
         &self,
         memory: &dyn DmaMemory,
-        pin: &Pin,
+        in_force: InForce<'_>,
         at: StagOffset,
         len: u32,
         access: Access,
     ) -> Translation {
-        let m = match self.mapping(memory, pin, at.stag()) {
+        let m = match self.mapping(memory, in_force, at.stag()) {
             Ok(m) => m,
             Err(fault) => return Translation::failed(fault),
         };
