@@ -7,6 +7,7 @@ use std::sync::atomic::fence;
 use tofu_abi::irq::IrqSet;
 use tofu_inspect::{Hex, Inspect, Visit};
 use tofu_sync::AtomicU64;
+use vm_memory::VolatileMemory;
 
 use crate::host::Host;
 use crate::memory::{Access, DmaMemory, DmaResult};
@@ -154,13 +155,22 @@ impl Arm {
     ///
     /// If the word is not memory.
     pub(crate) fn take(self, memory: &dyn DmaMemory) -> DmaResult<bool> {
-        let mut asked = false;
-        memory.word(self.0, Access::Update, &mut |word| {
-            fence(SeqCst);
-            asked = word.load(Relaxed) != 0 && word.swap(0, SeqCst) != 0;
-        })?;
-        Ok(asked)
+        if let Some(slice) = memory.slice(self.0, 8)
+            && let Ok(word) = slice.get_atomic_ref(0)
+        {
+            return Ok(asked(word));
+        }
+        let mut wanted = false;
+        memory.word(self.0, Access::Update, &mut |word| wanted = asked(word))?;
+        Ok(wanted)
     }
+}
+
+/// Takes a request by an [`Arm`].
+#[inline]
+fn asked(word: &std::sync::atomic::AtomicU64) -> bool {
+    fence(SeqCst);
+    word.load(Relaxed) != 0 && word.swap(0, SeqCst) != 0
 }
 
 #[cfg(all(test, loom))]

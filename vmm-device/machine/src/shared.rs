@@ -79,6 +79,7 @@ impl<D: Device> Shared<D> {
     }
 
     /// True if an interface of a node may send another request.
+    #[inline]
     pub(crate) fn has_room(&self, node: Coords, tni: TniId) -> bool {
         let cables = self.cables.as_ref();
         self.wires.has_room(node, tni) && cables.is_none_or(|cables| cables.has_room())
