@@ -628,10 +628,14 @@ impl Completions {
         }
     }
 
-    /// When [`Completions::expire`] is due next, in nanoseconds.
-    pub(crate) fn next_deadline(&self) -> u64 {
-        let held = self.held_tcq.until().min(self.held_mrq.until()).min(self.interrupt.until());
+    /// When something that is held back is due, in nanoseconds.
+    pub(crate) fn held_due(&self) -> u64 {
+        self.held_tcq.until().min(self.held_mrq.until()).min(self.interrupt.until())
+    }
+
+    /// When the first command is to be given up, in nanoseconds; `u64::MAX` if there is none.
+    pub(crate) fn commands_due(&self) -> u64 {
         let commands = self.window.iter().flatten().map(|command| command.deadline_ns);
-        commands.fold(held, u64::min)
+        commands.min().unwrap_or(u64::MAX)
     }
 }

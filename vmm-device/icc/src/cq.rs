@@ -1,6 +1,8 @@
 //! A control queue: its registers and its life.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Release, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Release, Ordering::SeqCst,
+};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,8 @@ use tofu_abi::{CqId, TniId};
 use tofu_inspect::inspect;
 use tofu_sync::lock;
 
-use crate::completions::{Completions, Policy};
+use crate::command::Message;
+use crate::completions::{Completions, Policy, Slot};
 use crate::handover::Handover;
 use crate::irq::{Arm, IrqUnit};
 use crate::memory::Reach;
@@ -125,6 +128,9 @@ pub(crate) struct Cq {
     /// The queue stopped for lack of room for another outstanding command.
     pub(crate) stalled: AtomicBool,
     completions: Mutex<Option<Completions>>,
+    /// No command is given up before this time, in nanoseconds; `u64::MAX` if none is outstanding.
+    /// Changed with `completions` locked.
+    patience_ends: AtomicU64,
     /// Sequence number of the first command of the next life. Changed with `completions` locked.
     first_sequence: AtomicU64,
     /// The content of an unwritten word of the direct descriptor register in a shared page.
@@ -161,6 +167,7 @@ impl Cq {
             transmit: Handover::new(None),
             stalled: AtomicBool::new(false),
             completions: Mutex::new(None),
+            patience_ends: AtomicU64::new(u64::MAX),
             first_sequence: AtomicU64::new(1),
             blank,
             patience_ns,
@@ -413,6 +420,7 @@ impl Cq {
         let was = self.enabled.swap(false, SeqCst);
         *self.transmit.lock() = None;
         if let Some(completions) = lock(&self.completions).take() {
+            self.set_patience(u64::MAX);
             self.first_sequence.store(completions.next_sequence(), SeqCst);
         }
         self.drain();
@@ -443,6 +451,33 @@ impl Cq {
     /// entries.
     pub(crate) fn lock_completions(&self) -> MutexGuard<'_, Option<Completions>> {
         lock(&self.completions)
+    }
+
+    /// Notes a command as outstanding, until `deadline_ns` at least. Returns its place and
+    /// generation; `None` if there is no room.
+    #[inline]
+    pub(crate) fn begin(
+        &self,
+        message: Message,
+        slot: Slot,
+        deadline_ns: u64,
+    ) -> Option<(u16, u32)> {
+        let mut completions = self.lock_completions();
+        let begun = completions.as_mut()?.start(message, slot, deadline_ns);
+        self.set_patience(self.patience_ends().min(deadline_ns));
+        begun
+    }
+
+    /// No command is given up before this time, in nanoseconds.
+    #[inline]
+    pub(crate) fn patience_ends(&self) -> u64 {
+        self.patience_ends.load(Acquire)
+    }
+
+    /// Sets that time, with the completions locked.
+    #[inline]
+    pub(crate) fn set_patience(&self, until_ns: u64) {
+        self.patience_ends.store(until_ns, Release);
     }
 
     /// Commands that can be started now.

@@ -244,7 +244,7 @@ impl Icc {
         self.next_deadline.store(u64::MAX, SeqCst);
         for queue in self.queues.iter().filter(|queue| queue.enabled()) {
             self.completing(queue, now_ns, |completions, writer| completions.expire(writer));
-            self.note_deadline(queue);
+            self.renew_deadline(queue);
             self.ring_stalled(queue);
         }
         self.expire_packets(now_ns, false);
@@ -274,14 +274,26 @@ impl Icc {
         }
     }
 
-    /// Notes when `expire` must be called for the queue.
+    /// Asks for `expire` when the first of a queue's commands may have to be given up. What it
+    /// holds back has asked for itself.
+    #[inline]
     pub(crate) fn note_deadline(&self, queue: &Cq) {
-        let completions = queue.lock_completions();
-        let deadline = completions.as_ref().map_or(u64::MAX, Completions::next_deadline);
-        drop(completions);
-        self.want_expire(deadline);
+        self.want_expire(queue.patience_ends());
     }
 
+    /// Asks for `expire` when anything of a queue is due.
+    fn renew_deadline(&self, queue: &Cq) {
+        let completions = queue.lock_completions();
+        let due = completions.as_ref().map_or(u64::MAX, |completions| {
+            let commands = completions.commands_due();
+            queue.set_patience(commands);
+            completions.held_due().min(commands)
+        });
+        drop(completions);
+        self.want_expire(due);
+    }
+
+    #[inline]
     pub(crate) fn want_expire(&self, deadline: u64) {
         if deadline != u64::MAX && deadline < self.next_deadline.fetch_min(deadline, SeqCst) {
             self.host.timer(deadline);
@@ -352,6 +364,9 @@ impl Icc {
             lane: self.rules.lane(queue.tni.index()),
         };
         let result = change(completions, &mut writer);
+        if !completions.busy() {
+            queue.set_patience(u64::MAX);
+        }
         let wanted = self.take_arm(queue, &mut writer);
         drop(locked);
         self.announce(queue, &writer, wanted);

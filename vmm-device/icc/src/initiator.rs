@@ -318,8 +318,7 @@ impl Icc {
     #[inline(always)]
     fn begin(&self, queue: &Cq, slot: Slot, message: Message, now: u64) -> Option<Active> {
         let deadline_ns = self.command_deadline(now);
-        let (index, generation) =
-            queue.lock_completions().as_mut()?.start(message, slot, deadline_ns)?;
+        let (index, generation) = queue.begin(message, slot, deadline_ns)?;
         let tag = Tag { cq: queue.id, index, generation };
         let active = Active { tag, message, sent: 0, wire: 0 };
         if self.traced.is_on() {
