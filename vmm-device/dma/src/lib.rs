@@ -4,5 +4,5 @@
 mod memory;
 mod register;
 
-pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Visit};
+pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Mapped, Visit};
 pub use crate::register::{Plain, RegisterWrite, aligned};

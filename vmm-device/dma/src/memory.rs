@@ -1,12 +1,13 @@
 //! Guest memory, as the device accesses it by DMA.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 use thiserror::Error;
 use vm_memory::{
     AtomicInteger, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, MemoryRegionAddress, VolatileMemory, VolatileSlice,
+    GuestRegionMmap, MemoryRegionAddress, MmapRegion, VolatileMemory, VolatileSlice,
 };
 
 /// Ordering of a load of a word: everything that was written before its store is visible.
@@ -53,6 +54,48 @@ pub type DmaResult<T = ()> = Result<T, DmaError>;
 /// A function that is called with each slice of an address range.
 pub type Visit<'a> = dyn FnMut(VolatileSlice<'_>) + 'a;
 
+/// A range of a device's memory whose place in this process was looked up once: see
+/// [`DmaMemory::mapped`].
+#[derive(Clone, Debug)]
+pub struct Mapped {
+    mapping: Arc<MmapRegion<()>>,
+    /// The address that the device uses for the first byte of the mapping.
+    start: u64,
+}
+
+impl Mapped {
+    /// The range as one slice; `None` if it is not in the same mapping.
+    #[inline]
+    pub fn slice(&self, addr: u64, len: usize) -> Option<VolatileSlice<'_>> {
+        let offset = usize::try_from(addr.checked_sub(self.start)?).ok()?;
+        self.mapping.get_slice(offset, len).ok()
+    }
+
+    /// [`DmaMemory::load`], if the word is here.
+    #[inline]
+    pub fn load(&self, addr: u64) -> Option<u64> {
+        load_in(&self.slice(addr, 8)?)
+    }
+
+    /// [`DmaMemory::store`], if the word is here.
+    #[inline]
+    pub fn store(&self, addr: u64, value: u64) -> Option<()> {
+        store_in(&self.slice(addr, 8)?, value)
+    }
+
+    /// [`DmaMemory::load_entry`], if the entry is here.
+    #[inline]
+    pub fn load_entry(&self, addr: u64) -> Option<[u64; 4]> {
+        load_entry_in(&self.slice(addr, 32)?)
+    }
+
+    /// [`DmaMemory::store_entry`], if the entry is here.
+    #[inline]
+    pub fn store_entry(&self, addr: u64, entry: [u64; 4]) -> Option<()> {
+        store_entry_in(&self.slice(addr, 32)?, entry)
+    }
+}
+
 /// Memory that a device can reach by DMA, at the addresses that it uses.
 ///
 /// An address that is mapped, but not for the requested kind of access, counts as no memory.
@@ -74,6 +117,13 @@ pub trait DmaMemory: Send + Sync {
     /// move while `self` is borrowed. If this returns `None`, use [`DmaMemory::access`].
     #[inline(always)]
     fn slice(&self, _addr: u64, _len: usize) -> Option<VolatileSlice<'_>> {
+        None
+    }
+
+    /// The mapping that has the whole range, if its memory is contiguous in this process and stays
+    /// where it is, so that a device may keep it.
+    fn mapped(&self, addr: u64, len: u64) -> Option<Mapped> {
+        let _ = (addr, len);
         None
     }
 
@@ -145,10 +195,8 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// As [`DmaMemory::word`].
     fn load(&self, addr: u64) -> DmaResult<u64> {
-        if let Some(slice) = self.slice(addr, 8)
-            && let Ok(word) = slice.get_atomic_ref::<AtomicU64>(0)
-        {
-            return Ok(u64::from_le(word.load(LOAD)));
+        if let Some(value) = self.slice(addr, 8).and_then(|slice| load_in(&slice)) {
+            return Ok(value);
         }
         let mut value = 0;
         self.word(addr, Access::Read, &mut |word| value = word.load(LOAD))?;
@@ -162,16 +210,14 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
     fn load_entry(&self, addr: u64) -> DmaResult<[u64; 4]> {
-        let load =
-            |words: [&AtomicU64; 4]| load_words(|i, order| u64::from_le(words[i].load(order)));
         if addr.is_multiple_of(32)
             && let Some(slice) = self.slice(addr, 32)
-            && let Some(entry) = with_words(&slice, load)
+            && let Some(entry) = load_entry_in(&slice)
         {
             return Ok(entry);
         }
         let mut entry = [0; 4];
-        self.entry(addr, Access::Read, &mut |words| entry = load(words))?;
+        self.entry(addr, Access::Read, &mut |words| entry = loaded(words))?;
         Ok(entry)
     }
 
@@ -182,16 +228,13 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
     fn store_entry(&self, addr: u64, entry: [u64; 4]) -> DmaResult {
-        let store = |words: [&AtomicU64; 4]| {
-            store_words(entry, |i, value, order| words[i].store(value.to_le(), order));
-        };
         if addr.is_multiple_of(32)
             && let Some(slice) = self.slice(addr, 32)
-            && let Some(()) = with_words(&slice, store)
+            && let Some(()) = store_entry_in(&slice, entry)
         {
             return Ok(());
         }
-        self.entry(addr, Access::Write, &mut |words| store(words))
+        self.entry(addr, Access::Write, &mut |words| stored(words, entry))
     }
 
     /// Calls `f` with the four words of an aligned 32-byte entry.
@@ -217,10 +260,7 @@ pub trait DmaMemory: Send + Sync {
     ///
     /// As [`DmaMemory::word`].
     fn store(&self, addr: u64, value: u64) -> DmaResult {
-        if let Some(slice) = self.slice(addr, 8)
-            && let Ok(word) = slice.get_atomic_ref::<AtomicU64>(0)
-        {
-            word.store(value.to_le(), STORE);
+        if let Some(()) = self.slice(addr, 8).and_then(|slice| store_in(&slice, value)) {
             return Ok(());
         }
         self.word(addr, Access::Write, &mut |word| word.store(value.to_le(), STORE))
@@ -232,6 +272,38 @@ pub trait DmaMemory: Send + Sync {
 fn with_words<R>(slice: &VolatileSlice<'_>, f: impl FnOnce([&AtomicU64; 4]) -> R) -> Option<R> {
     let word = |i: usize| slice.get_atomic_ref::<AtomicU64>(8 * i).ok();
     Some(f([word(0)?, word(1)?, word(2)?, word(3)?]))
+}
+
+#[inline(always)]
+fn load_in(slice: &VolatileSlice<'_>) -> Option<u64> {
+    let word = slice.get_atomic_ref::<AtomicU64>(0).ok()?;
+    Some(u64::from_le(word.load(LOAD)))
+}
+
+#[inline(always)]
+fn store_in(slice: &VolatileSlice<'_>, value: u64) -> Option<()> {
+    slice.get_atomic_ref::<AtomicU64>(0).ok()?.store(value.to_le(), STORE);
+    Some(())
+}
+
+#[inline(always)]
+fn load_entry_in(slice: &VolatileSlice<'_>) -> Option<[u64; 4]> {
+    with_words(slice, loaded)
+}
+
+#[inline(always)]
+fn store_entry_in(slice: &VolatileSlice<'_>, entry: [u64; 4]) -> Option<()> {
+    with_words(slice, |words| stored(words, entry))
+}
+
+#[inline(always)]
+fn loaded(words: [&AtomicU64; 4]) -> [u64; 4] {
+    load_words(|i, order| u64::from_le(words[i].load(order)))
+}
+
+#[inline(always)]
+fn stored(words: [&AtomicU64; 4], entry: [u64; 4]) {
+    store_words(entry, |i, value, order| words[i].store(value.to_le(), order));
 }
 
 /// Loads the four words of an entry, the first of them before the others.
@@ -286,6 +358,13 @@ impl DmaMemory for GuestMemoryMmap<()> {
             }
         }
         None
+    }
+
+    fn mapped(&self, addr: u64, len: u64) -> Option<Mapped> {
+        let region = self.find_region(GuestAddress(addr))?;
+        let start = region.start_addr().0;
+        let all = len <= region.len() - (addr - start);
+        all.then(|| Mapped { mapping: region.get_mmap(), start })
     }
 
     #[inline]

@@ -352,7 +352,7 @@ impl Icc {
         let mut locked = queue.lock_completions();
         let completions = locked.as_mut()?;
         let mut writer = Writer {
-            memory: self.memory(),
+            memory: self.reach(),
             page: &queue.page,
             now_ns,
             dma: &self.bus_master,
@@ -389,7 +389,7 @@ impl Icc {
         if !self.dma_enabled() {
             return Ok(CqsIrqs::NONE);
         }
-        let wanted = arm.take(writer.memory)?;
+        let wanted = arm.take(writer.memory.get())?;
         writer.lane.kept(Point::Asked);
         Ok(if wanted { acknowledges } else { CqsIrqs::NONE })
     }
@@ -543,6 +543,10 @@ impl Icc {
 
     pub(crate) fn memory(&self) -> &dyn DmaMemory {
         self.memory.get()
+    }
+
+    pub(crate) fn reach(&self) -> &Reach {
+        &self.memory
     }
 
     /// The kind of controller.

@@ -181,8 +181,7 @@ impl Icc {
             self.mark_direct(queue, transmit)?;
             return Some(second);
         }
-        let at = transmit.entry();
-        let Ok(words) = self.memory().load_entry(at) else {
+        let Ok(words) = self.reach().load_entry(&transmit.toq, transmit.entry()) else {
             self.fail(queue, CqsIrqs::TOQ_READ_EXCEPTION);
             return None;
         };
@@ -215,7 +214,7 @@ impl Icc {
     /// it is not taken for a valid entry on the next lap.
     fn mark_direct(&self, queue: &Cq, transmit: &Transmit) -> Option<()> {
         let mark = Header1(0).with_flip(transmit.ring.flip()).with_source_type(source_type::DIRECT);
-        match self.memory().store(transmit.entry(), mark.0) {
+        match self.reach().store(&transmit.toq, transmit.entry(), mark.0) {
             Ok(()) => Some(()),
             Err(_) => {
                 self.fail(queue, CqsIrqs::TOQ_READ_EXCEPTION);

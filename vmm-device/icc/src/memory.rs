@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
+use tofu_inspect::{Hex, Inspect, Visit as Visitor};
 
+use tofu_dma::Mapped;
 pub use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Visit};
 
 /// The memory of a device, without faults, or with injected ones to test drivers.
@@ -27,6 +29,77 @@ impl Reach {
         &*self.memory
     }
 
+    /// A ring or table of that many bytes, to be looked up once.
+    pub(crate) fn table(&self, at: u64, len: u64) -> Table {
+        Table { at, mapped: self.memory.mapped(at, len) }
+    }
+
+    /// The mapping of a table, if it has one and accesses are as they are.
+    #[inline]
+    fn mapping<'a>(&self, table: &'a Table) -> Option<&'a Mapped> {
+        if self.refuses.load(Relaxed) { None } else { table.mapped.as_ref() }
+    }
+
+    /// [`DmaMemory::load`] of a word of a table, at an offset.
+    #[inline(always)]
+    pub(crate) fn load(&self, table: &Table, offset: u64) -> DmaResult<u64> {
+        let at = table.at.wrapping_add(offset);
+        match self.mapping(table).and_then(|mapped| mapped.load(at)) {
+            Some(done) => Ok(done),
+            None => self.load_any(at),
+        }
+    }
+
+    #[cold]
+    fn load_any(&self, at: u64) -> DmaResult<u64> {
+        self.get().load(at)
+    }
+
+    /// [`DmaMemory::store`] of a word of a table, at an offset.
+    #[inline(always)]
+    pub(crate) fn store(&self, table: &Table, offset: u64, value: u64) -> DmaResult {
+        let at = table.at.wrapping_add(offset);
+        match self.mapping(table).and_then(|mapped| mapped.store(at, value)) {
+            Some(done) => Ok(done),
+            None => self.store_any(at, value),
+        }
+    }
+
+    #[cold]
+    fn store_any(&self, at: u64, value: u64) -> DmaResult {
+        self.get().store(at, value)
+    }
+
+    /// [`DmaMemory::load_entry`] of an aligned entry of a ring, at an offset.
+    #[inline(always)]
+    pub(crate) fn load_entry(&self, ring: &Table, offset: u64) -> DmaResult<[u64; 4]> {
+        let at = ring.at.wrapping_add(offset);
+        match self.mapping(ring).and_then(|mapped| mapped.load_entry(at)) {
+            Some(done) => Ok(done),
+            None => self.load_entry_any(at),
+        }
+    }
+
+    #[cold]
+    fn load_entry_any(&self, at: u64) -> DmaResult<[u64; 4]> {
+        self.get().load_entry(at)
+    }
+
+    /// [`DmaMemory::store_entry`] of an aligned entry of a ring, at an offset.
+    #[inline(always)]
+    pub(crate) fn store_entry(&self, ring: &Table, offset: u64, entry: [u64; 4]) -> DmaResult {
+        let at = ring.at.wrapping_add(offset);
+        match self.mapping(ring).and_then(|mapped| mapped.store_entry(at, entry)) {
+            Some(done) => Ok(done),
+            None => self.store_entry_any(at, entry),
+        }
+    }
+
+    #[cold]
+    fn store_entry_any(&self, at: u64, entry: [u64; 4]) -> DmaResult {
+        self.get().store_entry(at, entry)
+    }
+
     /// Sets the same memory with accesses that fail. Only the first call has an effect.
     pub(crate) fn set_refusing(&self, memory: Arc<dyn DmaMemory>) {
         let _ = self.refusing.set(memory);
@@ -35,6 +108,20 @@ impl Reach {
     /// Switches to the memory whose accesses fail, or back.
     pub(crate) fn refuse(&self, refuses: bool) {
         self.refuses.store(refuses, Relaxed);
+    }
+}
+
+/// A ring or a table in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    at: u64,
+    /// Where it is in this process, if all of it is in one piece and stays there.
+    mapped: Option<Mapped>,
+}
+
+impl Inspect for Table {
+    fn inspect(&self, visit: Visitor<'_>) {
+        Hex(self.at).inspect(visit);
     }
 }
 

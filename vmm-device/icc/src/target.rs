@@ -325,7 +325,7 @@ impl Icc {
             return None;
         }
         let memory = self.memory();
-        let addr = queue.tables.on_a_page(memory, in_force, remote, length, Access::Write)?;
+        let addr = queue.tables.on_a_page(in_force, remote, length, Access::Write)?;
         let to = memory.slice(addr, length as usize)?;
         let taken = payload.fill(to);
         taken.then(|| self.rules.lane(queue.tni.index()).kept(Point::Translated))

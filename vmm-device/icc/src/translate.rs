@@ -16,7 +16,7 @@ use tofu_inspect::{Hex, Inspect, Sparse, Visit, inspect};
 use tofu_sync::{Epochs, lock};
 
 use crate::fault::Fault;
-use crate::memory::{Access, DmaMemory, Reach, Segment, Segments};
+use crate::memory::{Access, DmaMemory, Reach, Segment, Segments, Table};
 
 /// Places in a queue's translation cache.
 const CACHE_PLACES: usize = 32;
@@ -83,7 +83,8 @@ pub(crate) struct Tables {
     /// Bursts in progress whose addresses were translated. Cached mappings of an older generation
     /// are not used any more.
     epochs: Epochs,
-    cache: Mutex<Vec<Option<Mapping>>>,
+    /// With the page table of each mapping.
+    cache: Mutex<Vec<Option<(Mapping, Table)>>>,
 }
 
 impl Inspect for Tables {
@@ -99,7 +100,7 @@ impl Inspect for Tables {
             epochs: _,
             cache,
         } = self;
-        let cached = lock(cache).clone();
+        let cached = cached(cache);
         visit.tree(|tree| {
             let mut table = |name, enable: &AtomicBool, ipa: &AtomicU64, size: &AtomicU64| {
                 tree.add_with(name, |visit| {
@@ -198,6 +199,11 @@ impl Tables {
         }
     }
 
+    /// The memory that they translate to.
+    pub(crate) fn memory(&self) -> &Reach {
+        &self.memory
+    }
+
     /// A table register; registers of other kinds read 0.
     pub(crate) fn read(&self, reg: CqsReg) -> u64 {
         match reg {
@@ -239,7 +245,7 @@ impl Tables {
     pub(crate) fn stale(self: &Arc<Self>, memory: &dyn DmaMemory) -> u64 {
         let tables = self.enter();
         let in_force = tables.in_force();
-        let cached = lock(&self.cache).clone();
+        let cached = cached(&self.cache);
         let used = cached.iter().flatten().filter(|m| m.generation == in_force.0);
         let differs = |m: &&Mapping| self.read_mapping(memory, in_force, m.stag).ok() != Some(**m);
         used.filter(differs).count() as u64
@@ -263,7 +269,7 @@ impl Tables {
         let place = stag as usize % CACHE_PLACES;
         {
             let cache = lock(&self.cache);
-            if let Some(Some(m)) = cache.get(place)
+            if let Some(Some((m, _))) = cache.get(place)
                 && m.stag == stag
                 && m.generation == in_force.0
             {
@@ -275,7 +281,8 @@ impl Tables {
         if cache.is_empty() {
             cache.resize(CACHE_PLACES, None);
         }
-        cache[place] = Some(mapping);
+        let table = self.memory.table(mapping.table, mapping.pages.saturating_mul(PAGE_ENTRY_SIZE));
+        cache[place] = Some((mapping, table));
         Ok(mapping)
     }
 
@@ -332,7 +339,6 @@ impl Tables {
     #[inline]
     pub(crate) fn on_a_page(
         &self,
-        memory: &dyn DmaMemory,
         in_force: InForce<'_>,
         at: StagOffset,
         len: u32,
@@ -342,7 +348,7 @@ impl Tables {
             return None;
         }
         let cache = lock(&self.cache);
-        let m = cache.get(at.stag() as usize % CACHE_PLACES)?.as_ref()?;
+        let (m, table) = cache.get(at.stag() as usize % CACHE_PLACES)?.as_ref()?;
         let (offset, len) = (at.offset(), u64::from(len));
         let other = m.stag != at.stag() || m.generation != in_force.0;
         if other || m.readonly && access.writes() || len == 0 || offset + len > m.length {
@@ -354,10 +360,8 @@ impl Tables {
         if index >= m.pages || len > m.mask() + 1 - in_page {
             return None;
         }
-        let (entry, page_bits) = (m.table + index * PAGE_ENTRY_SIZE, m.page_bits);
-        drop(cache);
-        let entry = PageEntry(memory.load(entry).ok()?);
-        entry.enable().then(|| (entry.ipa() >> page_bits << page_bits) + in_page)
+        let entry = PageEntry(self.memory.load(table, index * PAGE_ENTRY_SIZE).ok()?);
+        entry.enable().then(|| (entry.ipa() >> m.page_bits << m.page_bits) + in_page)
     }
 
     /// Translates `len` bytes from `at` on, for an access of this kind.
@@ -373,7 +377,7 @@ impl Tables {
         len: u32,
         access: Access,
     ) -> Translation {
-        if let Some(addr) = self.on_a_page(memory, in_force, at, len, access)
+        if let Some(addr) = self.on_a_page(in_force, at, len, access)
             && memory.contains(addr, len as usize, access)
         {
             let segments = Segments::from_buf_and_len([Segment { addr, len }; 2], 1);
@@ -409,6 +413,12 @@ impl Tables {
         let address = m.mbva + offset;
         pages(memory, &m, address, within, access, beyond)
     }
+}
+
+/// The mappings in a cache.
+fn cached(cache: &Mutex<Vec<Option<(Mapping, Table)>>>) -> Vec<Option<Mapping>> {
+    let mapping = |place: &Option<(Mapping, Table)>| place.as_ref().map(|(mapping, _)| *mapping);
+    lock(cache).iter().map(mapping).collect()
 }
 
 /// [`Tables::translate`] of `len` bytes of a block, which are on any number of pages. `beyond` is

@@ -6,6 +6,7 @@ use tofu_inspect::inspect;
 
 use crate::command::Message;
 use crate::completions::Slot;
+use crate::memory::Table;
 use crate::observe::format::{Maybe, Ring};
 use crate::tlp::{Request, Tag};
 
@@ -43,7 +44,7 @@ inspect!(Active { tag, message as said, sent, wire });
 /// The source of a queue's descriptors, and its work in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transmit {
-    pub(crate) toq: u64,
+    pub(crate) toq: Table,
     pub(crate) ring: RingIndex,
     pub(crate) active: Option<Active>,
     /// Second descriptor of a direct command whose first one was just taken.
@@ -55,10 +56,10 @@ pub(crate) struct Transmit {
     pub(crate) room: usize,
 }
 
-inspect!(Transmit { toq as hex, ring as Ring, active, second as Maybe, waited, room as skip });
+inspect!(Transmit { toq, ring as Ring, active, second as Maybe, waited, room as skip });
 
 impl Transmit {
-    pub(crate) const fn new(toq: u64, ring: RingIndex) -> Self {
+    pub(crate) const fn new(toq: Table, ring: RingIndex) -> Self {
         Self { toq, ring, active: None, second: None, waited: false, room: 0 }
     }
 
@@ -66,8 +67,8 @@ impl Transmit {
         Slot { index: self.ring.slot(), flip: self.ring.flip() }
     }
 
-    /// Address of the next descriptor.
+    /// Offset of the next descriptor in the transmit order queue.
     pub(crate) fn entry(&self) -> u64 {
-        self.toq.wrapping_add(u64::from(self.ring.slot()) * DESC_SIZE as u64)
+        u64::from(self.ring.slot()) * DESC_SIZE as u64
     }
 }

@@ -17,7 +17,6 @@ use crate::device::Icc;
 use crate::map::{RegisterNow, Unit};
 use crate::memory::Access;
 use crate::observe::explain::{self, Walk};
-use crate::transmit::Transmit;
 
 /// Most waiting descriptors of a transmit order queue that are shown.
 const WAITING: u64 = 16;
@@ -171,7 +170,7 @@ impl Inspect for Queue<'_> {
             }
             tree.add("interrupts", &queue.irq);
             tree.add_with("transmit", |visit| {
-                let transmit = *queue.transmit.lock();
+                let transmit = queue.transmit.lock().clone();
                 Inspect::inspect(&transmit, visit);
             });
             tree.add_with("waiting", |visit| visit.tree(|tree| self.waiting(tree)));
@@ -196,18 +195,19 @@ impl Queue<'_> {
     /// The descriptors in the transmit order queue that were not taken yet, by slot.
     fn waiting(&self, tree: &mut Tree<'_>) {
         let Self { icc, queue } = *self;
-        let Some(Transmit { mut ring, toq, .. }) = *queue.transmit.lock() else { return };
+        let Some(mut transmit) = queue.transmit.lock().clone() else { return };
         if !icc.dma_enabled() {
             return;
         }
-        for _ in 0..WAITING.min(ring.entries().into()) {
-            let at = Transmit::new(toq, ring).entry();
-            let Ok(words) = icc.memory().load_entry(at) else { return };
-            if Header1(words[0]).flip() != ring.flip() {
+        for _ in 0..WAITING.min(transmit.ring.entries().into()) {
+            let entry = icc.reach().load_entry(&transmit.toq, transmit.entry());
+            let Ok(words) = entry else { return };
+            if Header1(words[0]).flip() != transmit.ring.flip() {
                 return;
             }
-            tree.add_with(ring.slot(), |visit| visit.text(self.words(Descriptor(words))));
-            ring.advance();
+            let slot = transmit.ring.slot();
+            tree.add_with(slot, |visit| visit.text(self.words(Descriptor(words))));
+            transmit.ring.advance();
         }
     }
 
