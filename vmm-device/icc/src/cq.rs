@@ -463,12 +463,12 @@ impl Cq {
     #[inline]
     pub(crate) fn begin(
         &self,
-        message: Message,
+        message: &Message,
         slot: Slot,
         deadline_ns: u64,
     ) -> Option<(u16, u32)> {
         let mut completions = self.lock_completions();
-        let begun = completions.as_mut()?.start(message, slot, deadline_ns);
+        let begun = completions.as_mut()?.start(*message, slot, deadline_ns);
         self.set_patience(self.patience_ends().min(deadline_ns));
         begun
     }

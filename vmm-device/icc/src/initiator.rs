@@ -246,10 +246,8 @@ impl Icc {
         let now = net.now_ns();
         let end = match command::parse(descriptor, queue.id, queue.mode(), self.description()) {
             Ok(Action::Transfer(message)) => {
-                return match self.begin(queue, slot, message, now) {
-                    Some(active) => self.send_burst(queue, transmit, active, net),
-                    None => Step::Idle,
-                };
+                let Some(tag) = self.begin(queue, slot, &message, now) else { return Step::Idle };
+                return self.send_burst(queue, transmit, &mut Active::new(tag, message), net);
             }
             Ok(Action::PutPiggyback(message, first)) => {
                 return self.put_piggyback(queue, slot, message, first, net);
@@ -315,15 +313,14 @@ impl Icc {
 
     /// Notes a command as outstanding.
     #[inline(always)]
-    fn begin(&self, queue: &Cq, slot: Slot, message: Message, now: u64) -> Option<Active> {
+    fn begin(&self, queue: &Cq, slot: Slot, message: &Message, now: u64) -> Option<Tag> {
         let deadline_ns = self.command_deadline(now);
         let (index, generation) = queue.begin(message, slot, deadline_ns)?;
         let tag = Tag { cq: queue.id, index, generation };
-        let active = Active { tag, message, sent: 0, wire: 0 };
         if self.traced.is_on() {
-            self.tell_begun(queue.tni, slot, &active);
+            self.tell_begun(queue.tni, slot, tag, message);
         }
-        Some(active)
+        Some(tag)
     }
 
     /// Sends data that came with the command.
@@ -336,9 +333,10 @@ impl Icc {
         first: u64,
         net: &mut dyn Net,
     ) -> Step {
-        let Some(mut active) = self.begin(queue, slot, message, net.now_ns()) else {
+        let Some(tag) = self.begin(queue, slot, &message, net.now_ns()) else {
             return Step::Idle;
         };
+        let mut active = Active::new(tag, message);
         let length = message.length;
         let mut data = [0; PIGGYBACK_BUFFER_MAX];
         for (bytes, word) in
@@ -362,9 +360,10 @@ impl Icc {
         (op, data): (ArmwOp, u64),
         net: &mut dyn Net,
     ) -> Step {
-        let Some(mut active) = self.begin(queue, slot, message, net.now_ns()) else {
+        let Some(tag) = self.begin(queue, slot, &message, net.now_ns()) else {
             return Step::Idle;
         };
+        let mut active = Active::new(tag, message);
         let length = message.length;
         let (operand, compare) = match (op, length) {
             (ArmwOp::CompareAndSwap, 4) => (data >> 32, data & 0xffff_ffff),
@@ -388,7 +387,7 @@ impl Icc {
         net: &mut dyn Net,
     ) -> Result<Step, Fault> {
         let outgoing = self.read_packet(queue.tni, command)?;
-        let Some(active) = self.begin(queue, slot, command.message, net.now_ns()) else {
+        let Some(tag) = self.begin(queue, slot, &command.message, net.now_ns()) else {
             return Ok(Step::Idle);
         };
         let (bytes, system) = (outgoing.frame.len() as u64, outgoing.is_system());
@@ -396,7 +395,7 @@ impl Icc {
         unit.count_sent(1, bytes);
         unit.add(TniReg::NumSendSystemTlp, system.into());
         queue.page.add(CqReg::TxPayloadByte, command.message.length.into());
-        let body = Body::Frame { tag: active.tag, frame: outgoing.frame };
+        let body = Body::Frame { tag, frame: outgoing.frame };
         net.inject(Packet {
             src: self.coords(),
             src_tni: queue.tni,
@@ -415,7 +414,7 @@ impl Icc {
             model_ps: self.issue_ps(command.message.header1, &body),
             body,
         });
-        Ok(Step::SentFrame(active.tag))
+        Ok(Step::SentFrame(tag))
     }
 
     /// Continues a message, unless it has failed.
@@ -423,7 +422,7 @@ impl Icc {
         &self,
         queue: &Cq,
         transmit: &mut Transmit,
-        active: Active,
+        mut active: Active,
         net: &mut dyn Net,
     ) -> Step {
         let failed = match queue.lock_completions().as_mut().and_then(|c| c.find(active.tag)) {
@@ -436,7 +435,7 @@ impl Icc {
             self.give_up_rest(queue, &active, Rcode::SUCCESS, net.now_ns());
             return Step::Done;
         }
-        self.send_burst(queue, transmit, active, net)
+        self.send_burst(queue, transmit, &mut active, net)
     }
 
     /// Sends the next burst of a message.
@@ -444,10 +443,10 @@ impl Icc {
         &self,
         queue: &Cq,
         transmit: &mut Transmit,
-        mut active: Active,
+        active: &mut Active,
         net: &mut dyn Net,
     ) -> Step {
-        let message = active.message;
+        let message = &active.message;
         let limit = if message.header2.packet_response() {
             BURST_BYTES.min(BURST_NOTICES * message.mtu)
         } else {
@@ -464,7 +463,7 @@ impl Icc {
             if let Some(fault) = from.fault {
                 transmit.active = None;
                 let rcode = self.raise(queue, fault);
-                self.give_up_rest(queue, &active, rcode, net.now_ns());
+                self.give_up_rest(queue, active, rcode, net.now_ns());
                 return Step::Done;
             }
             self.rules.lane(queue.tni.index()).kept(Point::Translated);
@@ -474,8 +473,12 @@ impl Icc {
         } else {
             (Body::Get { request }, 0)
         };
-        let step = self.send(queue, &mut active, (n, data), body, net);
-        transmit.active = (active.sent < message.length).then_some(active);
+        let step = self.send(queue, active, (n, data), body, net);
+        if active.sent < active.message.length {
+            transmit.active = Some(*active);
+        } else {
+            transmit.active = None;
+        }
         step
     }
 

@@ -146,7 +146,7 @@ impl Drop for Pin {
 }
 
 impl Pin {
-    /// What the pin keeps in force.
+    /// The generation that the pin keeps in force.
     pub(crate) fn in_force(&self) -> InForce<'_> {
         InForce(self.generation, PhantomData)
     }
@@ -159,7 +159,7 @@ pub(crate) struct Use<'a> {
 }
 
 impl Use<'_> {
-    /// What the use keeps in force.
+    /// The generation that the use keeps in force.
     pub(crate) fn in_force(&self) -> InForce<'_> {
         InForce(self.generation, PhantomData)
     }

@@ -21,6 +21,11 @@ pub(crate) struct Active {
 }
 
 impl Active {
+    /// A message of which nothing is sent yet.
+    pub(crate) const fn new(tag: Tag, message: Message) -> Self {
+        Self { tag, message, sent: 0, wire: 0 }
+    }
+
     /// The request for the next `n` bytes, of a queue with this group process id.
     pub(crate) fn request(&self, gpid: u64, n: u32) -> Request {
         let message = &self.message;

@@ -4,6 +4,7 @@ use tofu_abi::Rcode;
 use tofu_abi::TniId;
 use tofu_abi::desc::Header1;
 
+use crate::command::Message;
 use crate::completions::Slot;
 use crate::cq::Cq;
 use crate::device::Icc;
@@ -11,7 +12,6 @@ use crate::notice::Peer;
 use crate::observe::trace_events::{Event, Subject};
 use crate::target::Incoming;
 use crate::tlp::{Answer, Body, Tag};
-use crate::transmit::Active;
 
 /// Requests of at least this many bytes read the clock at their begin, too. Serving shorter ones
 /// takes little longer than reading the clock (ours).
@@ -25,11 +25,10 @@ impl Icc {
     }
 
     #[inline(never)]
-    pub(crate) fn tell_begun(&self, tni: TniId, slot: Slot, active: &Active) {
-        let Active { tag, message, .. } = active;
+    pub(crate) fn tell_begun(&self, tni: TniId, slot: Slot, tag: Tag, message: &Message) {
         self.host().observe(&Event::Begun {
             tni,
-            tag: *tag,
+            tag,
             slot: slot.index,
             header1: message.header1,
             header2: message.header2,
