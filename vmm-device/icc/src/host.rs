@@ -72,7 +72,8 @@ pub trait Net {
         false
     }
 
-    /// Sends a packet from its source node.
+    /// Sends a packet from its source node. A carrier may deliver it, and the answer to it, before
+    /// this returns, so the caller holds no lock that [`Icc::arrive`](crate::Icc::arrive) takes.
     fn inject(&mut self, packet: Packet<Body>);
 
     /// Handles arrivals that are due before more is sent.
