@@ -366,6 +366,7 @@ impl Completions {
     ///
     /// The TCQ entry reports that the command was read, checked and sent. Raw and system packets
     /// have no notice, so their entry also reports the packet's fate.
+    #[inline]
     fn finish(&mut self, index: u16, old_value: u64, w: &mut Writer<'_>) {
         let Some(place) = self.window.get_mut(usize::from(index)) else { return };
         let Some(command) = place.as_ref() else { return };
@@ -562,6 +563,7 @@ impl Completions {
 
     /// Writes a notice, or drops it if there has been no room for too long. Returns false if it
     /// must wait for room.
+    #[inline]
     fn write_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) -> bool {
         let entries = u64::from(self.mrq.entries());
         let consumed = w.page.load(CqReg::MrqFullPointer);

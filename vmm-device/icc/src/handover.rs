@@ -36,6 +36,7 @@ impl<T> Handover<T> {
     /// If no thread is doing it yet, calls `turn` until no further request has come during a turn.
     /// A turn returns true if it has more to do. Then this returns true as well, and the caller
     /// must ask again later.
+    #[inline]
     pub(crate) fn run(&self, mut turn: impl FnMut(&mut T) -> bool) -> bool {
         // A first thread asks and begins at once.
         if self.stage.compare_exchange(IDLE, RUNNING, AcqRel, Acquire).is_err() {

@@ -418,6 +418,7 @@ impl Icc {
     }
 
     /// Continues a message, unless it has failed.
+    #[inline(never)]
     fn continue_message(
         &self,
         queue: &Cq,

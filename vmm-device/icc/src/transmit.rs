@@ -47,7 +47,7 @@ impl Active {
 inspect!(Active { tag, message as said, sent, wire });
 
 /// The source of a queue's descriptors, and its work in progress.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Transmit {
     pub(crate) toq: Table,
     pub(crate) ring: RingIndex,
