@@ -4,11 +4,12 @@
 //! process has one device.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use tofu_abi::Coords;
+use tofu_process::Library;
 
 use crate::core::{
     Address, Busy, CHUNKS, Event, Failure, Place, RINGS_PER_CHUNK, SLOT, SLOTS, Signal, Spot,
@@ -80,19 +81,6 @@ struct Api {
     wait_fd: unsafe extern "C" fn(usize, *mut c_int) -> c_int,
 }
 
-/// Finds a function of a library.
-///
-/// # Safety
-///
-/// The function has the type `F`, a pointer to a function.
-unsafe fn find<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: an open library and a name.
-    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    // SAFETY: guaranteed by the caller.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
-}
-
 impl Api {
     /// Loads the library, once.
     fn load() -> Option<&'static Self> {
@@ -102,30 +90,27 @@ impl Api {
 
     fn open() -> Option<Self> {
         // SAFETY: the library runs no code of others when it is loaded.
-        let library = unsafe { libc::dlopen(c"libtofucom.so".as_ptr(), libc::RTLD_NOW) };
-        if library.is_null() {
-            return None;
-        }
+        let library = unsafe { Library::open(c"libtofucom.so", libc::RTLD_NOW) }.ok()?;
         // SAFETY: the types are those of `utofu.h` and `tofu_wait.h`.
         unsafe {
             Some(Self {
-                get_tnis: find(library, c"utofu_get_onesided_tnis")?,
-                create_vcq: find(library, c"utofu_create_vcq")?,
-                free_vcq: find(library, c"utofu_free_vcq")?,
-                query_vcq_id: find(library, c"utofu_query_vcq_id")?,
-                query_vcq_info: find(library, c"utofu_query_vcq_info")?,
-                set_vcq_id_path: find(library, c"utofu_set_vcq_id_path")?,
-                query_num_unread_mrq: find(library, c"utofu_query_num_unread_mrq")?,
-                query_stadd: find(library, c"utofu_query_stadd")?,
-                reg_mem: find(library, c"utofu_reg_mem")?,
-                reg_mem_with_stag: find(library, c"utofu_reg_mem_with_stag")?,
-                dereg_mem: find(library, c"utofu_dereg_mem")?,
-                put: find(library, c"utofu_put")?,
-                get: find(library, c"utofu_get")?,
-                put_piggyback8: find(library, c"utofu_put_piggyback8")?,
-                poll_mrq: find(library, c"utofu_poll_mrq")?,
-                wait: find(library, c"tofu_wait")?,
-                wait_fd: find(library, c"tofu_wait_fd")?,
+                get_tnis: library.function(c"utofu_get_onesided_tnis")?,
+                create_vcq: library.function(c"utofu_create_vcq")?,
+                free_vcq: library.function(c"utofu_free_vcq")?,
+                query_vcq_id: library.function(c"utofu_query_vcq_id")?,
+                query_vcq_info: library.function(c"utofu_query_vcq_info")?,
+                set_vcq_id_path: library.function(c"utofu_set_vcq_id_path")?,
+                query_num_unread_mrq: library.function(c"utofu_query_num_unread_mrq")?,
+                query_stadd: library.function(c"utofu_query_stadd")?,
+                reg_mem: library.function(c"utofu_reg_mem")?,
+                reg_mem_with_stag: library.function(c"utofu_reg_mem_with_stag")?,
+                dereg_mem: library.function(c"utofu_dereg_mem")?,
+                put: library.function(c"utofu_put")?,
+                get: library.function(c"utofu_get")?,
+                put_piggyback8: library.function(c"utofu_put_piggyback8")?,
+                poll_mrq: library.function(c"utofu_poll_mrq")?,
+                wait: library.function(c"tofu_wait")?,
+                wait_fd: library.function(c"tofu_wait_fd")?,
             })
         }
     }

@@ -3,12 +3,13 @@
 
 use std::env;
 use std::ffi::{CStr, CString, OsStr, c_void};
-use std::mem::{self, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::OnceLock;
 
 use thiserror::Error;
+use tofu_process as process;
 
 use crate::table::{Entry, FILE, SYMBOL, Table, VERSION};
 
@@ -86,21 +87,14 @@ impl Library {
         let shown = || file.display().to_string();
         let name = CString::new(file.as_os_str().as_bytes());
         let name = name.map_err(|_| LoadError::Refused(shown()))?;
-        // SAFETY: the name ends with NUL. The library's initialisers are our code, or the user's.
-        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if library.is_null() {
-            return Err(LoadError::Refused(loader_error()));
-        }
-        // SAFETY: the library is loaded, and the name ends with NUL.
-        let entry = unsafe { libc::dlsym(library, SYMBOL.as_ptr()) };
-        if entry.is_null() {
-            return Err(LoadError::Foreign(shown()));
-        }
-        // SAFETY: all versions of the library have a function of this type with this name, which
-        // has no conditions. The library is never unloaded.
-        let table = unsafe { mem::transmute::<*mut c_void, Entry>(entry) }();
-        // SAFETY: null, or a table that stays. Every version begins with its number, so only that
-        // is read.
+        // SAFETY: what initialises the library is ours, or the user's.
+        let library = unsafe { process::Library::open(&name, libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        let library = library.map_err(LoadError::Refused)?;
+        // SAFETY: all versions of the library have a function of this type with this name.
+        let entry = unsafe { library.function::<Entry>(SYMBOL) };
+        let table = entry.ok_or_else(|| LoadError::Foreign(shown()))?();
+        // SAFETY: null, or a table that stays. Every version begins with its number, so no more
+        // than that is looked at.
         match unsafe { table.cast::<u32>().as_ref() } {
             None => Err(LoadError::Foreign(shown())),
             // SAFETY: the version says that the type is this one.
@@ -113,17 +107,6 @@ impl Library {
     pub(crate) fn table(self) -> &'static Table {
         self.0
     }
-}
-
-/// Returns what the loader says about its last error in this thread.
-fn loader_error() -> String {
-    // SAFETY: it returns null or a text that stays until the thread's next call.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "no reason is known".to_owned();
-    }
-    // SAFETY: as above.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// Returns the folder of the shared library or program that has this code.

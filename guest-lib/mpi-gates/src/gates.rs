@@ -1,11 +1,13 @@
 //! The gates of all ranks, by the C functions of `libtofucom`.
 
-use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::slice;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::mpi::{Mpi, as_function};
+use tofu_process::Library;
+
+use crate::mpi::Mpi;
 use crate::words::Reduction;
 
 const SUCCESS: c_int = 0;
@@ -58,28 +60,20 @@ struct Api {
 impl Api {
     fn open() -> Option<Self> {
         // SAFETY: the library runs no code of others when it is loaded.
-        let library = unsafe { libc::dlopen(c"libtofucom.so".as_ptr(), libc::RTLD_NOW) };
-        if library.is_null() {
-            return None;
-        }
-        let find = |name: &CStr| {
-            // SAFETY: an open library and a name.
-            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-            (!found.is_null()).then_some(found)
-        };
+        let library = unsafe { Library::open(c"libtofucom.so", libc::RTLD_NOW) }.ok()?;
         // SAFETY: the types are those of `utofu.h` and `tofu_collective.h`.
         unsafe {
             Some(Self {
-                create: as_function(find(c"tofu_coll_create")?),
-                free: as_function(find(c"tofu_coll_free")?),
-                query: as_function(find(c"tofu_coll_query")?),
-                caps: as_function(find(c"utofu_query_barrier_caps")?),
-                barrier: as_function(find(c"utofu_barrier")?),
-                reduce: as_function(find(c"utofu_reduce_uint64")?),
-                reduce_doubles: as_function(find(c"utofu_reduce_double")?),
-                poll: as_function(find(c"utofu_poll_barrier")?),
-                poll_reduce: as_function(find(c"utofu_poll_reduce_uint64")?),
-                poll_reduce_doubles: as_function(find(c"utofu_poll_reduce_double")?),
+                create: library.function(c"tofu_coll_create")?,
+                free: library.function(c"tofu_coll_free")?,
+                query: library.function(c"tofu_coll_query")?,
+                caps: library.function(c"utofu_query_barrier_caps")?,
+                barrier: library.function(c"utofu_barrier")?,
+                reduce: library.function(c"utofu_reduce_uint64")?,
+                reduce_doubles: library.function(c"utofu_reduce_double")?,
+                poll: library.function(c"utofu_poll_barrier")?,
+                poll_reduce: library.function(c"utofu_poll_reduce_uint64")?,
+                poll_reduce_doubles: library.function(c"utofu_poll_reduce_double")?,
             })
         }
     }

@@ -1,8 +1,10 @@
 //! The program's MPI library: its functions `PMPI_*`, and its handles, of either family.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
+
+use tofu_process::Library;
 
 use crate::words::{Kind, Op};
 
@@ -99,8 +101,8 @@ impl Family {
     }
 
     /// Returns Open MPI, whose handles are the addresses of objects, if it is there.
-    fn open_mpi(library: &Library) -> Option<Self> {
-        let address = |name| library.symbol(name).map(|found| found as usize);
+    fn open_mpi(libraries: &Libraries) -> Option<Self> {
+        let address = |name| libraries.symbol(name).map(|found| found.addr().get());
         let kinds = KINDS.iter().filter_map(|(name, _, kind)| Some((address(name)?, *kind)));
         let ops = OPS.iter().filter_map(|(name, _, op)| Some((address(name)?, *op)));
         Some(Self {
@@ -139,24 +141,21 @@ impl Family {
 }
 
 /// The places where symbols of the MPI library are looked for.
-struct Library(Vec<*mut c_void>);
+struct Libraries(Vec<Library>);
 
-impl Library {
+impl Libraries {
     fn find() -> Self {
-        let loaded =
-            [c"libmpi.so.40", c"libmpi.so.12", c"libmpich.so.12"].into_iter().map(|name| {
-                // SAFETY: a name; nothing is loaded that is not loaded already.
-                unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }
-            });
-        // A library that Python has loaded is not in the global scope.
-        let loaded = loaded.filter(|handle| !handle.is_null());
-        Self(std::iter::once(libc::RTLD_DEFAULT).chain(loaded).collect())
+        let names = [c"libmpi.so.40", c"libmpi.so.12", c"libmpich.so.12"];
+        // A library that Python has loaded is not among those that all see.
+        let loaded = names.into_iter().filter_map(|name| {
+            // SAFETY: nothing is loaded that is not loaded already.
+            unsafe { Library::open(name, libc::RTLD_NOW | libc::RTLD_NOLOAD) }.ok()
+        });
+        Self(std::iter::once(Library::PROCESS).chain(loaded).collect())
     }
 
-    fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
-        // SAFETY: open libraries and a name.
-        let found = self.0.iter().map(|library| unsafe { libc::dlsym(*library, name.as_ptr()) });
-        found.into_iter().find(|found| !found.is_null())
+    fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        self.0.iter().find_map(|library| library.symbol(name))
     }
 
     /// Finds a function.
@@ -166,19 +165,8 @@ impl Library {
     /// The function has the type `F`, a pointer to a function.
     unsafe fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
         // SAFETY: guaranteed by the caller.
-        self.symbol(name).map(|found| unsafe { as_function(found) })
+        self.0.iter().find_map(|library| unsafe { library.function(name) })
     }
-}
-
-/// Returns the address of a function as such.
-///
-/// # Safety
-///
-/// It is one of the type `F`, a pointer to a function.
-pub(crate) unsafe fn as_function<F: Copy>(address: *mut c_void) -> F {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: guaranteed by the caller.
-    unsafe { std::mem::transmute_copy(&address) }
 }
 
 /// The MPI library.
@@ -207,25 +195,25 @@ impl Mpi {
     }
 
     fn find() -> Option<Self> {
-        let library = Library::find();
-        // SAFETY: the types are those of the MPI standard, except for handles, which are words
-        // here: both families pass them in registers.
+        let libraries = Libraries::find();
+        // SAFETY: the types are those of the MPI standard, but for handles, which are words here:
+        // both families have them in registers.
         unsafe {
             Some(Self {
-                barrier: library.function(c"PMPI_Barrier")?,
-                bcast: library.function(c"PMPI_Bcast")?,
-                allreduce: library.function(c"PMPI_Allreduce")?,
-                reduce: library.function(c"PMPI_Reduce")?,
-                finalize: library.function(c"PMPI_Finalize")?,
-                allgather: library.function(c"PMPI_Allgather")?,
-                comm_rank: library.function(c"PMPI_Comm_rank")?,
-                comm_size: library.function(c"PMPI_Comm_size")?,
-                type_size: library.function(c"PMPI_Type_size")?,
-                pack: library.function(c"PMPI_Pack")?,
-                unpack: library.function(c"PMPI_Unpack")?,
-                iprobe: library.function(c"PMPI_Iprobe")?,
-                call_errhandler: library.function(c"PMPI_Comm_call_errhandler")?,
-                family: Family::open_mpi(&library).unwrap_or_else(Family::mpich),
+                barrier: libraries.function(c"PMPI_Barrier")?,
+                bcast: libraries.function(c"PMPI_Bcast")?,
+                allreduce: libraries.function(c"PMPI_Allreduce")?,
+                reduce: libraries.function(c"PMPI_Reduce")?,
+                finalize: libraries.function(c"PMPI_Finalize")?,
+                allgather: libraries.function(c"PMPI_Allgather")?,
+                comm_rank: libraries.function(c"PMPI_Comm_rank")?,
+                comm_size: libraries.function(c"PMPI_Comm_size")?,
+                type_size: libraries.function(c"PMPI_Type_size")?,
+                pack: libraries.function(c"PMPI_Pack")?,
+                unpack: libraries.function(c"PMPI_Unpack")?,
+                iprobe: libraries.function(c"PMPI_Iprobe")?,
+                call_errhandler: libraries.function(c"PMPI_Comm_call_errhandler")?,
+                family: Family::open_mpi(&libraries).unwrap_or_else(Family::mpich),
             })
         }
     }

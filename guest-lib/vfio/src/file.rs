@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use tofu_process::{Resize, memory_file};
 
 use crate::dma::{Buffer, CHUNK, Chunk, GRANULE, MapError, Mapping};
-use crate::memfd::{new_file, page_size};
+use crate::page_size;
 use crate::platform::VfioPlatform;
 
 impl VfioPlatform {
@@ -25,7 +26,7 @@ impl VfioPlatform {
         let whole = |size: usize| size.next_multiple_of(page_size() as usize);
         let len = sizes.iter().copied().map(whole).sum();
         let no_memory = |source| MapError::Memory { size: len, source };
-        let file = new_file("tofu", len as u64).map_err(no_memory)?;
+        let file = memory_file("tofu", len as u64, Resize::Grow).map_err(no_memory)?;
         let mapped = File::from(file.try_clone().map_err(no_memory)?);
         let chunk = Arc::new(Chunk::of_file(&self.memory, mapped, len)?);
         let starts = sizes.iter().scan(0, |at, size| {

@@ -17,6 +17,8 @@ use vfio_ioctls::VfioContainer;
 use vmm_sys_util::ioctl::{ioctl_with_mut_ptr, ioctl_with_mut_ref};
 use vmm_sys_util::ioctl_io_nr;
 
+use crate::page_size;
+
 ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
 ioctl_io_nr!(IOMMU_IOAS_IOVA_RANGES, IOMMUFD_TYPE.into(), IOMMUFD_CMD_IOAS_IOVA_RANGES);
 
@@ -106,7 +108,7 @@ impl Info {
         found.truncate(arguments.num_iovas as usize);
         let ranges = found.into_iter().map(|range| (range.start, range.last)).collect();
         // Mappings are of the process's pages at least.
-        let page = arguments.out_iova_alignment.max(rustix::param::page_size() as u64);
+        let page = arguments.out_iova_alignment.max(page_size());
         Ok(Self { page, ranges })
     }
 }

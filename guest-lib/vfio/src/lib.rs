@@ -40,7 +40,6 @@ mod inherited;
 mod iommu;
 mod irq;
 mod mapped;
-mod memfd;
 pub mod pci;
 mod platform;
 
@@ -52,3 +51,8 @@ pub use file::FileMemory;
 pub use inherited::close_inherited;
 pub use mapped::{MappedPlatform, Tenure};
 pub use platform::{Alone, VfioPlatform};
+
+/// Bytes of a page of the processor, as the kernel has them: 4 KiB, and on Arm perhaps 16 or 64.
+fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}

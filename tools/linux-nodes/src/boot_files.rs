@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use rustix::fs::{MemfdFlags, memfd_create};
 use tofu_image::{Arch, Cache, Image, Progress, Qemu, Spec, Sysroot};
+use tofu_process::{Resize, memory_file};
 use tofu_programs::{LINUX, Shipped};
 use tofu_spec::plan::Plan;
 use tofu_spec::units::{ArmCpu, Driver, ImageName, MemorySize};
@@ -286,8 +286,7 @@ pub fn about_arm64(cache: Option<&Cache>) -> (bool, String) {
 ///
 /// The host's error.
 pub fn shared_memory() -> anyhow::Result<()> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    memfd_create("tofu-probe", flags).context(
+    memory_file("tofu-probe", 0, Resize::Never).context(
         "no shared memory: memfd_create fails on this host, and Linux nodes and tofu serve need it",
     )?;
     Ok(())

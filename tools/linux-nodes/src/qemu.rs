@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use command_fds::CommandFdExt;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 use tofu_image::{Arch, Qemu, Template, TemplateKey};
+use tofu_process::{Resize, memory_file};
 use tofu_spec::units::MemorySize;
 use tofu_supervisor::duplex::Duplex;
 use tofu_supervisor::janitor;
@@ -169,14 +170,12 @@ fn port_arguments(setup: &VmSetup) -> Vec<OsString> {
 
 /// The memory of a guest. It is ours, so that a clone's can be filled and a template's saved.
 fn memory(size: MemorySize, boot: Boot<'_>) -> anyhow::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let memory = File::from(memfd_create("tofu-ram", flags).context("no shared memory")?);
-    ftruncate(&memory, size.0)?;
+    // The device's server takes no memory that could become smaller under it.
+    let memory = memory_file("tofu-ram", size.0, Resize::Never).context("no shared memory")?;
+    let memory = File::from(memory);
     if let Boot::Clone(template) = boot {
         template.copy_memory(&memory)?;
     }
-    // The device's server takes no memory that could become smaller under it.
-    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(memory)
 }
 

@@ -40,6 +40,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tofu_process::{Resize, memory_file};
+
 use crate::LONGEST_STEP;
 use crate::words::{self, Words};
 
@@ -102,7 +104,7 @@ struct Shared {
 
 impl Shared {
     fn new() -> io::Result<Self> {
-        let writable = words::new()?;
+        let writable = memory_file("tofu-pace", words::SIZE as u64, Resize::Never)?;
         let read_only = words::read_only(&writable)?;
         Ok(Self { words: Words::map(writable.try_clone()?, true)?, writable, read_only })
     }

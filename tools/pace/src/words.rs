@@ -5,9 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
-use rustix::fs::{
-    MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, open,
-};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::thread::futex::{self, Flags};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
@@ -24,16 +22,7 @@ fn failed(error: impl std::fmt::Display) -> io::Error {
     io::Error::other(error.to_string())
 }
 
-/// Makes the memory of a page.
-pub(crate) fn new() -> io::Result<OwnedFd> {
-    let file = memfd_create("tofu-pace", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&file, SIZE as u64)?;
-    // A plugin that made it shorter would end the machine by a signal.
-    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
-}
-
-/// A read-only descriptor of the same memory.
+/// The same memory for those who may only read it.
 pub(crate) fn read_only(file: impl AsFd) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());

@@ -2,13 +2,13 @@
 
 use std::any::Any;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::mem;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
+use tofu_process as process;
 
 use crate::{Variables, abi};
 
@@ -106,43 +106,22 @@ impl Library {
         let name = CString::new(path.as_os_str().as_bytes())?;
         // Its plugins, if it has any, look for its symbols in the process.
         let how = libc::RTLD_NOW | libc::RTLD_GLOBAL;
-        // SAFETY: the name ends with NUL. The library's initialisers are the user's code.
-        let library = unsafe { libc::dlopen(name.as_ptr(), how) };
-        if library.is_null() {
-            bail!("{}", loader_error());
-        }
-        let symbol = |name: &CStr| {
-            // SAFETY: the library is loaded and stays so, and the name ends with NUL.
-            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-            (!found.is_null())
-                .then_some(found)
-                .with_context(|| format!("{} has no {}", path.display(), name.to_string_lossy()))
-        };
+        // SAFETY: what initialises the library is the user's.
+        let library = unsafe { process::Library::open(&name, how) }.map_err(anyhow::Error::msg)?;
         // SAFETY: the types are those that the PMIx standard has for these names.
         unsafe {
-            Ok(Self {
-                init: mem::transmute::<*mut c_void, abi::ServerInit>(symbol(c"PMIx_server_init")?),
-                finalize: mem::transmute::<*mut c_void, abi::ServerFinalize>(symbol(
-                    c"PMIx_server_finalize",
-                )?),
-                regex: mem::transmute::<*mut c_void, abi::Generate>(symbol(
-                    c"PMIx_generate_regex",
-                )?),
-                ranks: mem::transmute::<*mut c_void, abi::Generate>(symbol(c"PMIx_generate_ppn")?),
-                namespace: mem::transmute::<*mut c_void, abi::RegisterNamespace>(symbol(
-                    c"PMIx_server_register_nspace",
-                )?),
-                client: mem::transmute::<*mut c_void, abi::RegisterClient>(symbol(
-                    c"PMIx_server_register_client",
-                )?),
-                fork: mem::transmute::<*mut c_void, abi::SetupFork>(symbol(
-                    c"PMIx_server_setup_fork",
-                )?),
-                error: mem::transmute::<*mut c_void, abi::ErrorString>(symbol(
-                    c"PMIx_Error_string",
-                )?),
+            anyhow::Ok(Self {
+                init: function(library, c"PMIx_server_init")?,
+                finalize: function(library, c"PMIx_server_finalize")?,
+                regex: function(library, c"PMIx_generate_regex")?,
+                ranks: function(library, c"PMIx_generate_ppn")?,
+                namespace: function(library, c"PMIx_server_register_nspace")?,
+                client: function(library, c"PMIx_server_register_client")?,
+                fork: function(library, c"PMIx_server_setup_fork")?,
+                error: function(library, c"PMIx_Error_string")?,
             })
         }
+        .with_context(|| path.display().to_string())
     }
 
     fn check(&self, status: abi::Status, what: &str) -> anyhow::Result<()> {
@@ -256,6 +235,17 @@ impl Library {
     }
 }
 
+/// Finds a function.
+///
+/// # Safety
+///
+/// `F` is the type of a pointer to it.
+unsafe fn function<F: Copy>(library: process::Library, name: &CStr) -> anyhow::Result<F> {
+    // SAFETY: promised by the caller.
+    let found = unsafe { library.function(name) };
+    found.with_context(|| format!("it has no {}", name.to_string_lossy()))
+}
+
 /// Takes a text that C has allocated.
 ///
 /// # Safety
@@ -268,17 +258,6 @@ unsafe fn taken(text: *mut c_char) -> CString {
         libc::free(text.cast());
         copy
     }
-}
-
-/// Returns what the loader says about its last error in this thread.
-fn loader_error() -> String {
-    // SAFETY: it returns null or a text that stays until the thread's next call.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "no reason is known".to_owned();
-    }
-    // SAFETY: as above.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 unsafe extern "C" fn connected(

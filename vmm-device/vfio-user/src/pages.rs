@@ -9,7 +9,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::{NUM_TNI, PAGE_SIZE};
@@ -17,6 +16,7 @@ use tofu_abi::tnw::{WINDOW_BAR, WINDOW_SIZE};
 use tofu_abi::{Doorbell, TniId};
 use tofu_icc::SharedPages;
 use tofu_machine::{SharedWindows, WindowBackend};
+use tofu_process::{Resize, memory_file};
 use tofu_sync::lock;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
@@ -30,7 +30,7 @@ struct ClientFile {
 
 impl ClientFile {
     fn new(size: usize) -> io::Result<Self> {
-        let file = memory_file(size)?;
+        let file = memory_file("tofu-pages", size as u64, Resize::Never)?;
         let start = FileOffset::new(File::from(file.try_clone()?), 0);
         let region = MmapRegion::from_file(start, size).map_err(io::Error::other)?;
         Ok(Self { region: Arc::new(region), file: Mutex::new(Arc::new(file)) })
@@ -38,7 +38,7 @@ impl ClientFile {
 
     fn renew(&self) -> io::Result<()> {
         let size = self.region.size();
-        let new = memory_file(size)?;
+        let new = memory_file("tofu-pages", size as u64, Resize::Never)?;
         let (rights, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         let mut file = lock(&self.file);
@@ -164,12 +164,4 @@ impl Mappable {
     pub(crate) fn renew(&self) -> io::Result<()> {
         self.memory().renew()
     }
-}
-
-/// A memory file of a sealed size: a client that truncated it would end this process.
-fn memory_file(size: usize) -> io::Result<OwnedFd> {
-    let file = memfd_create("tofu-pages", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&file, size as u64)?;
-    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
 }

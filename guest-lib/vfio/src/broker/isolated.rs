@@ -15,6 +15,7 @@ use tofu_driver::{
     ChannelConfig, ChannelError, DmaError, Gate, RingMemory, Rings, Rounds, UserPage,
     VolatileBuffer,
 };
+use tofu_process::{Resize, memory_file};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use super::client::{Broker, BrokerError, SharedPlatform, queue_number};
@@ -22,7 +23,7 @@ use super::own::{OwnMemory, ShareError};
 use super::wire::{
     Answer, Channel, GateLinks, IsolatedRequest, Page, Queue, Refusal, Request, VERSION,
 };
-use crate::memfd::{new_file, page_size};
+use crate::page_size;
 
 /// The way a process uses a device that a broker shares.
 #[derive(Debug)]
@@ -180,7 +181,7 @@ pub fn ring_file(mrq_size: u8) -> io::Result<(OwnedFd, RingMemory<Part>)> {
     let (orders, notices) = (entries(TOQ_SIZE)?, entries(mrq_size)?);
     let sizes = RingMemory::<Part>::sizes(orders, notices);
     let whole: usize = sizes.iter().map(|size| size.next_multiple_of(page_size() as usize)).sum();
-    let file = new_file("tofu-rings", whole as u64)?;
+    let file = memory_file("tofu-rings", whole as u64, Resize::Grow)?;
     let rings = map_rings(&file, orders, notices).map_err(io::Error::other)?;
     Ok((file, rings))
 }

@@ -15,10 +15,10 @@ use std::thread;
 use rustix::fs::{FallocateFlags, fallocate, fstat, ftruncate};
 use rustix::io::{Errno, pwrite};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use tofu_process::lock;
+use tofu_process::{Resize, lock, memory_file};
 
 use super::stop::{self, StopError};
-use crate::memfd::{new_file, page_size};
+use crate::page_size;
 
 /// Bytes of the file after which pages are given back that the process has unmapped.
 const SWEEP: u64 = 64 << 20;
@@ -167,7 +167,7 @@ fn pieces(
 
 impl Pages {
     fn new() -> io::Result<Self> {
-        let file = new_file("tofu-own", 0)?;
+        let file = memory_file("tofu-own", 0, Resize::Grow)?;
         let stat = fstat(&file)?;
         let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let name = (u64::from(major) << 32 | u64::from(minor), stat.st_ino);
@@ -420,7 +420,7 @@ mod tests {
         assert!(matches!(share(at, 5, false), Err(ShareError::Inaccessible)));
         share(at, 5, true).unwrap();
         assert_eq!(TEXT, "this cannot be written");
-        let other = new_file("other", page_size()).unwrap();
+        let other = memory_file("other", page_size(), Resize::Grow).unwrap();
         let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping.
         let mapped = unsafe { mmap(null_mut(), page_size() as usize, flags.0, flags.1, &other, 0) };

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use thiserror::Error;
 use tofu_abi::pci::REGISTER_BAR;
@@ -21,6 +20,7 @@ use tofu_driver::FreeList;
 use tofu_driver::{DmaError, IrqError, Platform};
 use tofu_inproc::{Arena, Buffer};
 use tofu_pci::regs;
+use tofu_process::{Resize, memory_file};
 use tofu_tnw::{STORE, Windows};
 use tofu_vfio_user::{Client, ClientError, MappedPages, client_window};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
@@ -260,8 +260,7 @@ impl Drop for Mapping {
 /// Makes memory for queues and tables that the server maps too.
 fn queue_memory(client: &Client, base: u64) -> Result<Arena, ConnectError> {
     let make = || {
-        let file = memfd_create("tofu-queues", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, QUEUE_MEMORY as u64)?;
+        let file = memory_file("tofu-queues", QUEUE_MEMORY as u64, Resize::Never)?;
         let start = FileOffset::new(File::from(file.try_clone()?), 0);
         let region = (GuestAddress(base), QUEUE_MEMORY, Some(start));
         let memory = GuestMemoryMmap::from_ranges_with_files([region]).map_err(io::Error::other)?;

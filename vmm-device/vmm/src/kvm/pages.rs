@@ -1,12 +1,11 @@
 //! Host memory that guests and devices share, and its write protection.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::FromRawFd;
 use std::sync::Arc;
 
+use tofu_process::Resize;
 use vm_memory::{FileOffset, GuestMemoryBackend, MmapRegion};
 
 use crate::{Error, GuestMemory};
@@ -18,26 +17,16 @@ use crate::{Error, GuestMemory};
 /// [`Error::Host`] if the host has no memory or descriptors left.
 pub fn shared_region(size: usize) -> Result<Arc<MmapRegion<()>>, Error> {
     let size = size.next_multiple_of(4096);
-    let file = memory_file(c"tofu-pages", size as u64)?;
+    let file = memory_file("tofu-pages", size as u64)?;
     MmapRegion::from_file(FileOffset::new(file, 0), size)
         .map(Arc::new)
         .map_err(|error| Error::host("creating shared memory")(io::Error::other(error)))
 }
 
 /// A file of `size` zero bytes that exists in memory only.
-pub(crate) fn memory_file(name: &CStr, size: u64) -> Result<File, Error> {
-    let failed = Error::host("creating shared memory");
-    // SAFETY: the name is a C string and the flags are defined ones.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(failed(io::Error::last_os_error()));
-    }
-    // SAFETY: a new descriptor without another owner.
-    let file = unsafe { File::from_raw_fd(fd) };
-    match file.set_len(size) {
-        Ok(()) => Ok(file),
-        Err(error) => Err(failed(error)),
-    }
+pub(crate) fn memory_file(name: &str, size: u64) -> Result<File, Error> {
+    let file = tofu_process::memory_file(name, size, Resize::Never);
+    file.map(File::from).map_err(Error::host("creating shared memory"))
 }
 
 /// Another mapping of one page of `region`, for a guest: protecting it does not

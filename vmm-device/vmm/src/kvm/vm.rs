@@ -518,7 +518,7 @@ fn allocate(config: &VmConfig, end: u64) -> Result<GuestMemory, Error> {
         ranges.push((GuestAddress(layout::HIGH_RAM_START), (size - low) as usize, None));
     }
     if config.shared_memory {
-        let file = Arc::new(pages::memory_file(c"tofu-guest", size)?);
+        let file = Arc::new(pages::memory_file("tofu-guest", size)?);
         let mut offset = 0;
         for (_, len, place) in &mut ranges {
             *place = Some(FileOffset::from_arc(file.clone(), offset));
