@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use tofu_links::{Check, Counters, Effect, NEVER, Parameters, Receiver, Sender};
+use tofu_links::{Check, Counters, Effect, Parameters, Receiver, Sender};
 
 /// Frames of an iteration.
 const FRAMES: u64 = 1024;
@@ -13,7 +13,7 @@ const FRAMES: u64 = 1024;
 fn busy(c: &mut Criterion) {
     let parameters = Parameters::TOFUD;
     let rows = parameters.rows(1992);
-    let (wire, back) = (parameters.wire_ps(1992), 2 * parameters.hop_ps());
+    let wire = parameters.wire_ps(1992);
     let mut group = c.benchmark_group("link");
     group.throughput(Throughput::Elements(FRAMES));
 
@@ -28,28 +28,14 @@ fn busy(c: &mut Criterion) {
     });
 
     let (mut sender, mut counters) = (Sender::new(&parameters), Counters::default());
-    let mut now = 0;
-    group.bench_function("told ahead", |b| {
-        b.iter(|| {
-            for n in 0..FRAMES {
-                let vc = (n % 4) as u8;
-                assert_eq!(black_box(&mut sender).may_send(vc, rows, now), Ok(()));
-                sender.send(vc, rows, now, now + wire + back, &mut counters);
-                sender.return_credit(vc, rows, now + wire + back, now);
-                now += wire;
-            }
-        });
-    });
-
-    let mut sender = Sender::new(&parameters);
     let mut receiver = Receiver::new(&parameters, &sender);
     let mut now = 0;
     group.bench_function("by DLLPs", |b| {
         b.iter(|| {
             for n in 0..FRAMES {
                 let vc = (n % 4) as u8;
-                assert_eq!(black_box(&mut sender).may_send(vc, rows, now), Ok(()));
-                let seq = sender.send(vc, rows, now, NEVER, &mut counters);
+                assert_eq!(black_box(&mut sender).may_send(vc, rows), Ok(()));
+                let seq = sender.send(vc, rows, now, &mut counters);
                 now += wire;
                 receiver.frame(seq, Check::Good, now, &mut counters);
                 receiver.freed(vc, rows);

@@ -54,10 +54,8 @@ impl End {
             0..=2 => self.lanes(u)?,
             3 => {
                 let (vc, rows) = (u.int_in_range(0..=3)?, u.int_in_range(1..=129)?);
-                let ahead = u.arbitrary::<bool>()?;
-                if self.sender.may_send(vc, rows, now).is_ok() {
-                    let at = if ahead { now + 1_000_000 } else { NEVER };
-                    self.sender.send(vc, rows, now, at, &mut self.counters);
+                if self.sender.may_send(vc, rows).is_ok() {
+                    self.sender.send(vc, rows, now, &mut self.counters);
                     if u.ratio(1, 8)? {
                         self.sender.nullify(vc, &mut self.counters);
                     }

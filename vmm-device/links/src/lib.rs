@@ -28,7 +28,7 @@ pub use dllp::{Dllp, Seq};
 pub use lanes::{ErrorRate, Lanes, MAX_LANES};
 pub use parameters::{Parameters, Ps, Rows, Slicing};
 pub use receiver::{Check, Receiver, Verdict};
-pub use sender::{Effect, MOST_ATTEMPTS, Reason, Sender, Timeout, WINDOW, Wait};
+pub use sender::{Effect, MOST_ATTEMPTS, Reason, Sender, Timeout, WINDOW};
 pub use slice::{Assembled, Fault, LinkFrame, MAX_SLICE, Slice, assemble};
 
 /// Virtual channels of a link (IEEE Micro 2012).

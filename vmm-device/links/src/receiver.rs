@@ -49,8 +49,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Creates the other end of a new sender, or of one whose returns were all known ahead so far.
-    /// Rows that are still in queues count once they leave.
+    /// Creates the other end of a new sender. Rows that are still in queues count once they leave.
     pub fn new(parameters: &Parameters, sender: &Sender) -> Self {
         Self::at(parameters, sender.next(), sender.returned())
     }

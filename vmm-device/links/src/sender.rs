@@ -10,10 +10,7 @@ pub const WINDOW: usize = 64;
 /// (*ours*): after more attempts the link goes down.
 pub const MOST_ATTEMPTS: u16 = 256;
 
-/// Most credit returns that are known ahead. Further ones are merged.
-const RETURNS: usize = 16;
-
-/// The reason for which a frame waits.
+/// The reason for which a frame cannot be sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Earlier frames are being resent.
@@ -22,16 +19,6 @@ pub enum Reason {
     ReplayBuffer,
     /// Its virtual channel has no credit for it.
     Credit,
-}
-
-/// A frame cannot be sent now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait {
-    /// The reason for waiting.
-    pub reason: Reason,
-    /// The latest known time at which the wait ends; [`NEVER`] if it depends on a DLLP, or on
-    /// future events at the other end.
-    pub until: Ps,
 }
 
 /// The effect of a DLLP.
@@ -92,18 +79,12 @@ pub struct Sender {
     /// Replays since a frame was acknowledged, and requests for credit since any was returned.
     replays: u16,
     polls: u16,
-    first_return: u8,
-    returns: u8,
     timeout: Ps,
     /// The deadlines for an acknowledgement, and for credit.
     ack_deadline: Ps,
     credit_deadline: Ps,
-    /// For frame n, at n % WINDOW: its size, and when its acknowledgement arrives, if known.
+    /// The size of frame n, at n % WINDOW.
     rows: [Rows; WINDOW],
-    ack_at: [Ps; WINDOW],
-    /// A queue of credit returns: when, and how many rows of each virtual channel.
-    return_at: [Ps; RETURNS],
-    return_of: [[u16; VCS]; RETURNS],
 }
 
 const fn slot(seq: Seq) -> usize {
@@ -113,6 +94,12 @@ const fn slot(seq: Seq) -> usize {
 impl Sender {
     /// Creates the sender of a link that has just come up, with all queues empty.
     pub fn new(parameters: &Parameters) -> Self {
+        Self::with_queues(parameters, [0; VCS])
+    }
+
+    /// Creates the sender of a link whose queues hold so many rows already, which are of no frame
+    /// that it knows.
+    pub fn with_queues(parameters: &Parameters, used: [u16; VCS]) -> Self {
         let rows = |bytes: u32| {
             u16::try_from(bytes / u32::from(parameters.row)).unwrap_or(u16::MAX).min(1 << 14)
         };
@@ -122,21 +109,16 @@ impl Sender {
             cursor: Seq::default(),
             oldest: Seq::default(),
             room: rows(parameters.replay_bytes),
-            used: [0; VCS],
+            used,
             limit: [queue; VCS],
             queue,
             starved: 0,
             replays: 0,
             polls: 0,
-            first_return: 0,
-            returns: 0,
             timeout: parameters.timeout_ps,
             ack_deadline: NEVER,
             credit_deadline: NEVER,
             rows: [0; WINDOW],
-            ack_at: [NEVER; WINDOW],
-            return_at: [0; RETURNS],
-            return_of: [[0; VCS]; RETURNS],
         }
     }
 
@@ -145,12 +127,12 @@ impl Sender {
         self.next
     }
 
-    /// Number of frames that have not been acknowledged, as far as known.
+    /// Number of frames that have not been acknowledged.
     pub const fn unacknowledged(&self) -> u16 {
         self.next.after(self.oldest)
     }
 
-    /// Credit of a virtual channel, in rows, as far as known.
+    /// Credit of a virtual channel, in rows.
     #[inline]
     pub const fn credit(&self, vc: u8) -> u16 {
         self.limit[vc as usize % VCS].wrapping_sub(self.used[vc as usize % VCS])
@@ -165,23 +147,7 @@ impl Sender {
     /// Rows that have left the other end's queues in all, including returns known ahead: the
     /// running totals from which a [`Receiver`](crate::Receiver) continues.
     pub(crate) fn returned(&self) -> [u16; VCS] {
-        let mut totals = self.limit;
-        for i in 0..self.returns {
-            for (total, rows) in totals.iter_mut().zip(self.return_of[self.place(i)]) {
-                *total = total.wrapping_add(rows);
-            }
-        }
-        totals.map(|limit| limit.wrapping_sub(self.queue))
-    }
-
-    /// The index of the `i`th return.
-    const fn place(&self, i: u8) -> usize {
-        (self.first_return as usize + i as usize) % RETURNS
-    }
-
-    #[inline]
-    const fn fits(&self, vc: u8, rows: Rows) -> bool {
-        self.credit(vc) >= rows as u16 && self.has_room(rows)
+        self.limit.map(|limit| limit.wrapping_sub(self.queue))
     }
 
     const fn has_room(&self, rows: Rows) -> bool {
@@ -193,65 +159,22 @@ impl Sender {
     /// # Errors
     /// A [`Wait`] with the reason and the time of the wait.
     #[inline]
-    pub fn may_send(&mut self, vc: u8, rows: Rows, now: Ps) -> Result<(), Wait> {
-        if self.cursor != self.next {
-            return Err(Wait { reason: Reason::Replay, until: NEVER });
+    pub const fn may_send(&self, vc: u8, rows: Rows) -> Result<(), Reason> {
+        if self.is_replaying() {
+            return Err(Reason::Replay);
         }
-        if self.fits(vc, rows) {
-            return Ok(());
+        if self.credit(vc) < rows as u16 {
+            return Err(Reason::Credit);
         }
-        self.settle(now);
-        if self.fits(vc, rows) { Ok(()) } else { Err(self.wait(vc, rows)) }
-    }
-
-    /// Applies what has come back by now.
-    pub fn settle(&mut self, now: Ps) {
-        while self.oldest != self.next && self.ack_at[slot(self.oldest)] <= now {
-            self.release(1);
-        }
-        while self.returns > 0 && self.return_at[usize::from(self.first_return)] <= now {
-            let rows = self.return_of[usize::from(self.first_return)];
-            for (limit, rows) in self.limit.iter_mut().zip(rows) {
-                *limit = limit.wrapping_add(rows);
-            }
-            self.first_return = self.place(1) as u8;
-            self.returns -= 1;
-        }
-    }
-
-    /// The reason for which a frame that does not fit waits.
-    #[cold]
-    fn wait(&self, vc: u8, rows: Rows) -> Wait {
-        let mut wait = Wait { reason: Reason::Credit, until: 0 };
         if !self.has_room(rows) {
-            wait.reason = Reason::ReplayBuffer;
-            let (mut room, mut open) = (self.room, self.unacknowledged());
-            let mut seq = self.oldest;
-            while room < rows.into() || open >= WINDOW as u16 {
-                let known = seq != self.next;
-                wait.until = if known { self.ack_at[slot(seq)] } else { NEVER };
-                if wait.until == NEVER {
-                    return wait;
-                }
-                room += u16::from(self.rows[slot(seq)]);
-                open -= 1;
-                seq = seq.next();
-            }
+            return Err(Reason::ReplayBuffer);
         }
-        let mut credit = self.credit(vc);
-        if credit < rows.into() {
-            wait.reason = Reason::Credit;
-            for i in 0..self.returns {
-                credit =
-                    credit.saturating_add(self.return_of[self.place(i)][usize::from(vc) % VCS]);
-                if credit >= rows.into() {
-                    wait.until = wait.until.max(self.return_at[self.place(i)]);
-                    return wait;
-                }
-            }
-            wait.until = NEVER;
-        }
-        wait
+        Ok(())
+    }
+
+    /// Returns true if there are frames to be resent.
+    pub const fn is_replaying(&self) -> bool {
+        self.cursor.get() != self.next.get()
     }
 
     /// Sends a new frame, for which [`may_send`](Self::may_send) has found room. Returns its
@@ -260,24 +183,16 @@ impl Sender {
     /// `ack_at` is the time at which its acknowledgement arrives, or [`NEVER`] if
     /// [`dllp`](Self::dllp) will report it.
     #[inline]
-    pub fn send(
-        &mut self,
-        vc: u8,
-        rows: Rows,
-        now: Ps,
-        ack_at: Ps,
-        counters: &mut Counters,
-    ) -> Seq {
-        debug_assert!(self.cursor == self.next && self.fits(vc, rows), "no room for this frame");
+    pub fn send(&mut self, vc: u8, rows: Rows, now: Ps, counters: &mut Counters) -> Seq {
+        debug_assert!(self.may_send(vc, rows).is_ok(), "no room for this frame");
         let seq = self.next;
         self.rows[slot(seq)] = rows;
-        self.ack_at[slot(seq)] = ack_at;
         self.next = seq.next();
         self.cursor = self.next;
         self.room = self.room.wrapping_sub(rows.into());
         let used = &mut self.used[usize::from(vc) % VCS];
         *used = used.wrapping_add(rows.into());
-        if ack_at == NEVER && self.ack_deadline == NEVER {
+        if self.ack_deadline == NEVER {
             self.ack_deadline = now.saturating_add(self.timeout);
         }
         counters.send_frames += 1;
@@ -305,34 +220,9 @@ impl Sender {
         counters.send_nullified += 1;
     }
 
-    /// Notes that rows of a virtual channel's queue at the other end will be known to be free at
-    /// `at`.
-    #[inline]
-    pub fn return_credit(&mut self, vc: u8, rows: Rows, at: Ps, now: Ps) {
-        if usize::from(self.returns) == RETURNS {
-            self.settle(now);
-        }
-        let mut at = at;
-        if self.returns > 0 {
-            at = at.max(self.return_at[self.place(self.returns - 1)]);
-        }
-        if usize::from(self.returns) == RETURNS {
-            // The latest return waits for this one.
-            self.returns -= 1;
-        } else {
-            self.return_of[self.place(self.returns)] = [0; VCS];
-        }
-        let place = self.place(self.returns);
-        self.return_at[place] = at;
-        let returned = &mut self.return_of[place][usize::from(vc) % VCS];
-        *returned = returned.saturating_add(rows.into());
-        self.returns += 1;
-    }
-
     /// Handles a DLLP that has arrived. An impossible one has no effect.
     pub fn dllp(&mut self, dllp: Dllp, now: Ps, counters: &mut Counters) -> Effect {
         counters.recv_dllp += 1;
-        self.settle(now);
         match dllp {
             Dllp::Ack(seq) => {
                 let frames = seq.next().after(self.oldest);
@@ -455,7 +345,6 @@ impl Sender {
 
     /// The action after nothing has arrived for too long. It may be called at any time.
     pub fn timeout(&mut self, now: Ps, counters: &mut Counters) -> Option<Timeout> {
-        self.settle(now);
         if self.oldest == self.next {
             self.ack_deadline = NEVER;
         }

@@ -1,5 +1,5 @@
 //! The two ends of a link, with a wire between them that loses the frames that a test selects.
 
 mod loss;
-mod told_ahead;
+mod sender;
 mod world;

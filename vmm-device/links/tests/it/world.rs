@@ -134,13 +134,10 @@ impl<F: FnMut() -> Fate> World<F> {
         }
         let Some(&frame) = self.waiting.front() else { return };
         let now = self.now;
-        match self.sender.may_send(frame.vc, frame.rows, now) {
-            Err(wait) => {
-                assert_eq!(wait.until, NEVER);
-                self.sender.starve(frame.vc, now);
-            }
+        match self.sender.may_send(frame.vc, frame.rows) {
+            Err(_) => self.sender.starve(frame.vc, now),
             Ok(()) => {
-                let seq = self.sender.send(frame.vc, frame.rows, now, NEVER, &mut self.near);
+                let seq = self.sender.send(frame.vc, frame.rows, now, &mut self.near);
                 let check = match (self.fate)() {
                     Fate::Fine => Some(Check::Good),
                     Fate::Bad => Some(Check::Bad),

@@ -390,7 +390,7 @@ impl Engine {
         let in_use = std::array::from_fn(|vc| self.shared.costs.queue - output.credit[vc]);
         let parameters = &self.shared.costs.parameters;
         let seed = seed_of(self.seed, NodeId(self.shared.first + node), port);
-        let mut sending = WatchedSending::new(parameters, in_use, now, seed, here as u32);
+        let mut sending = WatchedSending::new(parameters, in_use, seed, here as u32);
         let receiving = Receiving::new(parameters, &sending);
         sending.sent = self.shared.past_sent.remove(&(here as u32)).unwrap_or_default();
         self.at_mut(here).output.watched = self.shared.sending.len() as u32;

@@ -27,45 +27,36 @@ impl Node {
         let rule = (shared.costs.arbiter, n);
         let output = &self.slots[n % SLOTS].output;
         let crossbar = &self.crossbar;
-        let mut again = crossbar.ready_at(output.waiting & !ready, n);
+        let again = crossbar.ready_at(output.waiting & !ready, n);
         let mut left = ready;
         while let Some(turn) = self.slots[n % SLOTS].output.turns.first(left, rule) {
             left &= !(1 << turn.bit);
             let vc = self.slots[n % SLOTS].output.channel(turn.bit);
             let rows = self.crossbar.rows[turn.bit as usize];
-            match self.may_send(shared, now, n, vc, rows) {
-                Ok(()) => return Ok(turn),
-                Err(at) => again = again.min(at),
+            if self.may_send(shared, now, n, vc, rows) {
+                return Ok(turn);
             }
         }
         Err(again)
     }
 
-    /// Checks that the sender of a watched link has room for a frame; if not, returns when to
-    /// retry.
-    fn may_send(
-        &mut self,
-        shared: &mut Shared,
-        now: Ps,
-        n: usize,
-        vc: usize,
-        rows: u8,
-    ) -> Result<(), Ps> {
+    /// Returns true if the sender of a watched link has room for a frame.
+    fn may_send(&mut self, shared: &mut Shared, now: Ps, n: usize, vc: usize, rows: u8) -> bool {
         let Output { watched, zero, .. } = &mut self.slots[n % SLOTS].output;
         let link = &mut shared.sending[*watched as usize];
         let counts = &mut shared.counts[slot(self.place, n)];
-        let Err(wait) = link.sender.may_send(vc as u8, rows, now) else {
+        let Err(reason) = link.sender.may_send(vc as u8, rows) else {
             counts.has_credit(vc, now);
             *zero &= !(1 << vc);
-            return Ok(());
+            return true;
         };
-        if wait.reason == Reason::Credit {
+        if reason == Reason::Credit {
             counts.lacks_credit(vc, now);
             *zero |= 1 << vc;
             link.sender.starve(vc as u8, now);
             self.arm(shared, now, n);
         }
-        Err(wait.until)
+        false
     }
 
     /// Sets a sender's acknowledgement timer.
@@ -217,7 +208,7 @@ impl Node {
     ) -> bool {
         let watched = self.slots[n % SLOTS].output.watched;
         let link = &mut shared.sending[watched as usize];
-        if !link.replays(now) {
+        if !link.sender.is_replaying() {
             return false;
         }
         let free_at = self.slots[n % SLOTS].output.free_at;
@@ -248,7 +239,7 @@ impl Node {
         out: &mut Outlet<'_>,
     ) {
         let link = &mut shared.sending[watched as usize];
-        let seq = link.sender.send(frame.vc, frame.rows, now, NEVER, &mut link.sent);
+        let seq = link.sender.send(frame.vc, frame.rows, now, &mut link.sent);
         let mut check = Check::Good;
         if frame.flags & DOOMED != 0 {
             link.sender.nullify(frame.vc, &mut link.sent);

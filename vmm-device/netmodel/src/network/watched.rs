@@ -65,28 +65,9 @@ pub(super) struct Sending<Frame> {
 
 impl<Frame: Copy> Sending<Frame> {
     /// Creates the sender of a direction whose queues at the other end already hold these rows.
-    pub(super) fn new(
-        parameters: &Parameters,
-        in_use: [u16; 4],
-        now: u64,
-        seed: u64,
-        slot: u32,
-    ) -> Self {
-        let mut sender = Sender::new(parameters);
-        let mut none = Counters::default();
-        for (vc, rows) in (0..).zip(in_use) {
-            let mut left = rows;
-            while left > 0 {
-                // As many as a row count holds. They count as acknowledged.
-                let rows = left.min(64);
-                sender.settle(now);
-                sender.send(vc, rows as u8, now, now, &mut none);
-                left -= rows;
-            }
-        }
-        sender.settle(now);
+    pub(super) fn new(parameters: &Parameters, in_use: [u16; VCS], seed: u64, slot: u32) -> Self {
         Self {
-            sender,
+            sender: Sender::with_queues(parameters, in_use),
             lanes: Lanes::new(parameters),
             chance: Chance::new(seed),
             sent: Counters::default(),
@@ -156,12 +137,6 @@ impl<Frame: Copy> Sending<Frame> {
         receiver.restart(sender);
         self.sent.failures += 1;
         lost
-    }
-
-    /// Returns true if there are frames to be resent.
-    pub(super) fn replays(&mut self, now: u64) -> bool {
-        let wait = self.sender.may_send(0, 0, now);
-        matches!(wait, Err(wait) if wait.reason == tofu_links::Reason::Replay)
     }
 }
 
