@@ -13,27 +13,27 @@ type Desc = *mut c_void;
 
 pub(super) static MSG_OPS: OpsMsg = OpsMsg {
     size: size_of::<OpsMsg>(),
-    recv,
-    recvv,
+    recv: plain::recv,
+    recvv: plain::recvv,
     recvmsg,
-    send,
-    sendv,
+    send: plain::send,
+    sendv: plain::sendv,
     sendmsg,
-    inject,
-    senddata,
-    injectdata,
+    inject: plain::inject,
+    senddata: plain::senddata,
+    injectdata: plain::injectdata,
 };
 pub(super) static TAGGED_OPS: OpsTagged = OpsTagged {
     size: size_of::<OpsTagged>(),
-    recv: trecv,
-    recvv: trecvv,
+    recv: tagged::recv,
+    recvv: tagged::recvv,
     recvmsg: trecvmsg,
-    send: tsend,
-    sendv: tsendv,
+    send: tagged::send,
+    sendv: tagged::sendv,
     sendmsg: tsendmsg,
-    inject: tinject,
-    senddata: tsenddata,
-    injectdata: tinjectdata,
+    inject: tagged::inject,
+    senddata: tagged::senddata,
+    injectdata: tagged::injectdata,
 };
 
 /// The tag of a send, or the tag of a receive and the bits of it that may differ.
@@ -185,39 +185,174 @@ fn look(
     0
 }
 
-unsafe extern "C" fn recv(
+/// Begins a send with the endpoint's flags, if its memory is not too many pieces.
+///
+/// # Safety
+///
+/// As for [`run`].
+unsafe fn begin_send(
     ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    _: Desc,
-    address: u64,
+    memory: Option<ProgramMemory>,
+    (address, tag): (u64, Tag),
+    data: Option<u64>,
     context: usize,
 ) -> isize {
     // SAFETY: guaranteed by the caller.
     unsafe {
         run(ep, |shared| {
-            let (memory, flags) = (one(buf, len), shared.receive_flags);
-            start_receive(shared, Operation { memory, address, tag: None, data: 0, context, flags })
+            let Some(memory) = memory else { return abi::INVALID as isize };
+            let flags = shared.send_flags & !abi::INJECT | data_flag(data);
+            let data = data.unwrap_or(0);
+            start_send(shared, Operation { memory, address, tag, data, context, flags })
         })
     }
 }
 
-unsafe extern "C" fn recvv(
+const fn data_flag(data: Option<u64>) -> u64 {
+    if data.is_some() { abi::REMOTE_CQ_DATA } else { 0 }
+}
+
+/// Begins a send whose memory is the program's again at once.
+///
+/// # Safety
+///
+/// As for [`run`].
+unsafe fn begin_inject(
     ep: *mut Fid,
-    iov: *const IoVec,
-    _: *mut Desc,
-    count: usize,
-    address: u64,
+    memory: ProgramMemory,
+    (address, tag): (u64, Tag),
+    data: Option<u64>,
+) -> isize {
+    let (flags, data) = (data_flag(data), data.unwrap_or(0));
+    let operation = Operation { memory, address, tag, data, context: 0, flags };
+    // SAFETY: guaranteed by the caller.
+    unsafe { run(ep, |shared| start_inject(shared, operation)) }
+}
+
+/// Begins a receive with the endpoint's flags, if its memory is not too many pieces.
+///
+/// # Safety
+///
+/// As for [`run`].
+unsafe fn begin_receive(
+    ep: *mut Fid,
+    memory: Option<ProgramMemory>,
+    (address, tag): (u64, Tag),
     context: usize,
 ) -> isize {
     // SAFETY: guaranteed by the caller.
     unsafe {
         run(ep, |shared| {
-            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
+            let Some(memory) = memory else { return abi::INVALID as isize };
             let flags = shared.receive_flags;
-            start_receive(shared, Operation { memory, address, tag: None, data: 0, context, flags })
+            start_receive(shared, Operation { memory, address, tag, data: 0, context, flags })
         })
     }
+}
+
+/// Defines the functions of a table that take their operands one by one: with these parameters
+/// behind the address, of which this is the tag.
+macro_rules! functions {
+    (receive($($receive:ident),*) $wanted:expr, send($($send:ident),*) $tag:expr) => {
+        use super::{Desc, Fid, IoVec, begin_inject, begin_receive, begin_send, one, several};
+
+        pub(super) unsafe extern "C" fn recv(
+            ep: *mut Fid,
+            buf: usize,
+            len: usize,
+            _: Desc,
+            address: u64,
+            $($receive: u64,)*
+            context: usize,
+        ) -> isize {
+            // SAFETY: guaranteed by the caller.
+            unsafe { begin_receive(ep, Some(one(buf, len)), (address, $wanted), context) }
+        }
+
+        pub(super) unsafe extern "C" fn recvv(
+            ep: *mut Fid,
+            iov: *const IoVec,
+            _: *mut Desc,
+            count: usize,
+            address: u64,
+            $($receive: u64,)*
+            context: usize,
+        ) -> isize {
+            // SAFETY: guaranteed by the caller.
+            unsafe { begin_receive(ep, several(iov, count), (address, $wanted), context) }
+        }
+
+        pub(super) unsafe extern "C" fn send(
+            ep: *mut Fid,
+            buf: usize,
+            len: usize,
+            _: Desc,
+            address: u64,
+            $($send: u64,)*
+            context: usize,
+        ) -> isize {
+            // SAFETY: guaranteed by the caller.
+            unsafe { begin_send(ep, Some(one(buf, len)), (address, $tag), None, context) }
+        }
+
+        pub(super) unsafe extern "C" fn sendv(
+            ep: *mut Fid,
+            iov: *const IoVec,
+            _: *mut Desc,
+            count: usize,
+            address: u64,
+            $($send: u64,)*
+            context: usize,
+        ) -> isize {
+            // SAFETY: guaranteed by the caller.
+            unsafe { begin_send(ep, several(iov, count), (address, $tag), None, context) }
+        }
+
+        pub(super) unsafe extern "C" fn inject(
+            ep: *mut Fid,
+            buf: usize,
+            len: usize,
+            address: u64,
+            $($send: u64,)*
+        ) -> isize {
+            // SAFETY: guaranteed by the caller.
+            unsafe { begin_inject(ep, one(buf, len), (address, $tag), None) }
+        }
+
+        pub(super) unsafe extern "C" fn senddata(
+            ep: *mut Fid,
+            buf: usize,
+            len: usize,
+            _: Desc,
+            data: u64,
+            address: u64,
+            $($send: u64,)*
+            context: usize,
+        ) -> isize {
+            // SAFETY: guaranteed by the caller.
+            unsafe { begin_send(ep, Some(one(buf, len)), (address, $tag), Some(data), context) }
+        }
+
+        pub(super) unsafe extern "C" fn injectdata(
+            ep: *mut Fid,
+            buf: usize,
+            len: usize,
+            data: u64,
+            address: u64,
+            $($send: u64,)*
+        ) -> isize {
+            // SAFETY: guaranteed by the caller.
+            unsafe { begin_inject(ep, one(buf, len), (address, $tag), Some(data)) }
+        }
+    };
+}
+
+mod plain {
+    functions!(receive() None, send() None);
+}
+
+mod tagged {
+    functions!(receive(tag, ignore) Some((tag, ignore)), send(tag) Some((tag, 0)));
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut Fid, msg: *const Msg, flags: u64) -> isize {
@@ -231,41 +366,6 @@ unsafe extern "C" fn recvmsg(ep: *mut Fid, msg: *const Msg, flags: u64) -> isize
     }
 }
 
-unsafe extern "C" fn send(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    _: Desc,
-    address: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (memory, flags) = (one(buf, len), shared.send_flags & !abi::INJECT);
-            start_send(shared, Operation { memory, address, tag: None, data: 0, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn sendv(
-    ep: *mut Fid,
-    iov: *const IoVec,
-    _: *mut Desc,
-    count: usize,
-    address: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
-            let flags = shared.send_flags & !abi::INJECT;
-            start_send(shared, Operation { memory, address, tag: None, data: 0, context, flags })
-        })
-    }
-}
-
 unsafe extern "C" fn sendmsg(ep: *mut Fid, msg: *const Msg, flags: u64) -> isize {
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -273,93 +373,6 @@ unsafe extern "C" fn sendmsg(ep: *mut Fid, msg: *const Msg, flags: u64) -> isize
             let &Msg { iov, count, addr: address, context, data, .. } = &*msg;
             let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
             start_send(shared, Operation { memory, address, tag: None, data, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn inject(ep: *mut Fid, buf: usize, len: usize, address: u64) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (memory, tag) = (one(buf, len), None);
-            let (data, context, flags) = (0, 0, 0);
-            start_inject(shared, Operation { memory, address, tag, data, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn senddata(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    _: Desc,
-    data: u64,
-    address: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (memory, tag) = (one(buf, len), None);
-            let flags = shared.send_flags & !abi::INJECT | abi::REMOTE_CQ_DATA;
-            start_send(shared, Operation { memory, address, tag, data, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn injectdata(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    data: u64,
-    address: u64,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (memory, tag, context) = (one(buf, len), None, 0);
-            let flags = abi::REMOTE_CQ_DATA;
-            start_inject(shared, Operation { memory, address, tag, data, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn trecv(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    _: Desc,
-    address: u64,
-    tag: u64,
-    ignore: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (memory, tag) = (one(buf, len), Some((tag, ignore)));
-            let (data, flags) = (0, shared.receive_flags);
-            start_receive(shared, Operation { memory, address, tag, data, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn trecvv(
-    ep: *mut Fid,
-    iov: *const IoVec,
-    _: *mut Desc,
-    count: usize,
-    address: u64,
-    tag: u64,
-    ignore: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
-            let (tag, data, flags) = (Some((tag, ignore)), 0, shared.receive_flags);
-            start_receive(shared, Operation { memory, address, tag, data, context, flags })
         })
     }
 }
@@ -378,45 +391,6 @@ unsafe extern "C" fn trecvmsg(ep: *mut Fid, msg: *const MsgTagged, flags: u64) -
     }
 }
 
-unsafe extern "C" fn tsend(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    _: Desc,
-    address: u64,
-    tag: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (memory, tag, data) = (one(buf, len), Some((tag, 0)), 0);
-            let flags = shared.send_flags & !abi::INJECT;
-            start_send(shared, Operation { memory, address, tag, data, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn tsendv(
-    ep: *mut Fid,
-    iov: *const IoVec,
-    _: *mut Desc,
-    count: usize,
-    address: u64,
-    tag: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
-            let (tag, data) = (Some((tag, 0)), 0);
-            let flags = shared.send_flags & !abi::INJECT;
-            start_send(shared, Operation { memory, address, tag, data, context, flags })
-        })
-    }
-}
-
 unsafe extern "C" fn tsendmsg(ep: *mut Fid, msg: *const MsgTagged, flags: u64) -> isize {
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -425,61 +399,6 @@ unsafe extern "C" fn tsendmsg(ep: *mut Fid, msg: *const MsgTagged, flags: u64) -
             let Some(memory) = several(iov, count) else { return abi::INVALID as isize };
             let tag = Some((tag, 0));
             start_send(shared, Operation { memory, address, tag, data, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn tinject(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    address: u64,
-    tag: u64,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (memory, tag) = (one(buf, len), Some((tag, 0)));
-            let (data, context, flags) = (0, 0, 0);
-            start_inject(shared, Operation { memory, address, tag, data, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn tsenddata(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    _: Desc,
-    data: u64,
-    address: u64,
-    tag: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (memory, tag) = (one(buf, len), Some((tag, 0)));
-            let flags = shared.send_flags & !abi::INJECT | abi::REMOTE_CQ_DATA;
-            start_send(shared, Operation { memory, address, tag, data, context, flags })
-        })
-    }
-}
-
-unsafe extern "C" fn tinjectdata(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    data: u64,
-    address: u64,
-    tag: u64,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (memory, tag, context) = (one(buf, len), Some((tag, 0)), 0);
-            let flags = abi::REMOTE_CQ_DATA;
-            start_inject(shared, Operation { memory, address, tag, data, context, flags })
         })
     }
 }
