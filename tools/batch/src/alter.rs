@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use crate::commands::{named, refuse, revive, split};
+use crate::commands::{accept, named, refuse, revive, split};
 use crate::record::{Record, State};
 use crate::resources::{self, GROUPS, MOST, Resource, UNIT};
 use crate::spool::Spool;
@@ -22,28 +22,11 @@ fn change(
     };
     let spool = Spool::open()?;
     let locked = spool.lock()?;
-    let records = locked.records()?;
-    let mut result = 0;
-    for (selection, word) in selections.iter().zip(words) {
-        let chosen = || records.iter().filter(|record| selection.has(record.key));
-        let mut done = false;
-        for record in chosen().filter(|record| from.contains(&record.state)) {
-            let mut record = record.clone();
-            each(&mut record);
-            locked.write(&record)?;
-            done = true;
-        }
-        if done {
-            writeln!(io::stdout(), "[INFO] PJM 0100 {command} Accepted job {word}.")?;
-            continue;
-        }
-        let why = match chosen().map(|record| record.state).next() {
-            None => format!("Job {word} does not exist."),
-            Some(state) if state.is_over() => format!("Job {word} has ended."),
-            Some(state) => format!("Job {word} is in state {}.", state.text()),
-        };
-        result = refuse(command, 99, &why);
-    }
+    let result = accept(command, &locked, (&selections, words), from, &|record| {
+        let mut record = record.clone();
+        each(&mut record);
+        locked.write(&record)
+    })?;
     drop(locked);
     revive(&spool)?;
     Ok(result)

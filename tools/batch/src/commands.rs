@@ -309,6 +309,38 @@ pub(crate) fn named(command: &str, words: &[String]) -> Result<Vec<Selection>, u
     selections(command, words)
 }
 
+/// Does something to the jobs that are named and in one of the states of `from`, and prints for
+/// each name if there were any. Returns the exit code.
+pub(crate) fn accept(
+    command: &str,
+    locked: &Locked<'_>,
+    (selections, words): (&[Selection], &[String]),
+    from: &[State],
+    each: &dyn Fn(&Record) -> anyhow::Result<()>,
+) -> anyhow::Result<u8> {
+    let records = locked.records()?;
+    let mut result = 0;
+    for (selection, word) in selections.iter().zip(words) {
+        let chosen = || records.iter().filter(|record| selection.has(record.key));
+        let mut done = false;
+        for record in chosen().filter(|record| from.contains(&record.state)) {
+            each(record)?;
+            done = true;
+        }
+        if done {
+            writeln!(io::stdout(), "[INFO] PJM 0100 {command} Accepted job {word}.")?;
+            continue;
+        }
+        let why = match chosen().map(|record| record.state).next() {
+            None => format!("Job {word} does not exist."),
+            Some(state) if state.is_over() => format!("Job {word} has ended."),
+            Some(state) => format!("Job {word} is in state {}.", state.text()),
+        };
+        result = refuse(command, 99, &why);
+    }
+    Ok(result)
+}
+
 /// Splits options from jobs. Returns the options with their values; those of `valued` have one.
 pub(crate) fn split<'a>(
     words: &'a [String],
@@ -350,34 +382,11 @@ pub fn pjdel(words: &[String]) -> anyhow::Result<u8> {
     };
     let spool = Spool::open()?;
     let locked = spool.lock()?;
-    let records = locked.records()?;
-    let mut result = 0;
-    for (selection, word) in selections.iter().zip(&words) {
-        let mut found = false;
-        for record in records.iter().filter(|record| selection.has(record.key)) {
-            match record.state {
-                State::Que | State::Hld => {
-                    locked.cancel(record)?;
-                    found = true;
-                }
-                State::Run => {
-                    fs::write(spool.cancel_mark(record.key), "")?;
-                    found = true;
-                }
-                _ => {}
-            }
-        }
-        if found {
-            writeln!(io::stdout(), "[INFO] PJM 0100 pjdel Accepted job {word}.")?;
-        } else {
-            let why = match records.iter().any(|record| selection.has(record.key)) {
-                true => format!("Job {word} has ended."),
-                false => format!("Job {word} does not exist."),
-            };
-            result = refuse("pjdel", 99, &why);
-        }
-    }
-    Ok(result)
+    let from = [State::Que, State::Hld, State::Run];
+    accept("pjdel", &locked, (&selections, &words), &from, &|record| match record.state {
+        State::Run => Ok(fs::write(spool.cancel_mark(record.key), "")?),
+        _ => locked.cancel(record),
+    })
 }
 
 /// Waits for the end of jobs. Returns the exit code.
