@@ -114,8 +114,8 @@ struct Asked {
 /// The sources of a guest's input.
 #[derive(Default)]
 struct Guest {
-    /// The other ends of what its console and agent are written to.
-    sources: Option<[UnixStream; PORTS]>,
+    /// The other ends of what its console and agent are written to, until these are closed.
+    sources: [Option<UnixStream>; PORTS],
     /// Bytes that have been sent to each port, by the guest's page.
     sent: [u64; PORTS],
     /// Input that it gets with the next answer.
@@ -263,7 +263,7 @@ impl Outside {
         }
         let sent = [0, 1].map(|port| self.between.pages.taken(guest, port));
         lock(&self.state).guests[guest] =
-            Guest { sources: Some(sources), sent, pending: Input::default() };
+            Guest { sources: sources.map(Some), sent, pending: Input::default() };
         Ok(())
     }
 
@@ -313,12 +313,10 @@ impl Outside {
     /// Reads the input that guests have room for.
     fn read(&self, guests: &mut [Guest], record: &mut Option<Record>, recorded: bool, at: Ps) {
         for (number, port) in ready(guests) {
-            let Guest { sources: Some(sources), sent, pending } = &mut guests[number] else {
-                continue;
-            };
-            let (index, source) = (port as usize, &sources[port as usize]);
-            if recorded {
-                // It comes from the record.
+            let Guest { sources, sent, pending } = &mut guests[number];
+            let (index, source) = (port as usize, &mut sources[port as usize]);
+            if replay.is_some() {
+                // It has been recorded.
                 read_some(source, PIECE);
                 continue;
             }
@@ -352,9 +350,13 @@ impl Outside {
 /// Returns the ports whose sources have input, or have ended. All are polled together at each
 /// boundary.
 fn ready(guests: &[Guest]) -> Vec<(usize, Port)> {
-    let all = guests.iter().enumerate().filter_map(|(n, guest)| Some((n, guest.sources.as_ref()?)));
-    let all =
-        all.flat_map(|(n, sources)| sources.iter().zip(ALL).map(move |(s, port)| (s, n, port)));
+    let all = guests.iter().enumerate().flat_map(|(n, guest)| {
+        guest
+            .sources
+            .iter()
+            .zip(ALL)
+            .filter_map(move |(source, port)| Some((source.as_ref()?, n, port)))
+    });
     let all: Vec<_> = all.collect();
     let mut asked: Vec<_> =
         all.iter().map(|(source, ..)| PollFd::new(*source, PollFlags::IN)).collect();
@@ -366,11 +368,14 @@ fn ready(guests: &[Guest]) -> Vec<(usize, Port)> {
     ready.map(|((_, guest, port), _)| (*guest, *port)).collect()
 }
 
-/// Reads from a source, at most so many bytes. One that has ended has none.
-fn read_some(mut source: &UnixStream, most: usize) -> Vec<u8> {
+/// Reads from a source, at most so many bytes. One that has ended is closed.
+fn read_some(source: &mut Option<UnixStream>, most: usize) -> Vec<u8> {
     let mut bytes = vec![0; most];
-    let count = source.read(&mut bytes).unwrap_or(0);
-    bytes.truncate(count);
+    let read = source.as_mut().map(|source| source.read(&mut bytes));
+    if matches!(read, Some(Ok(0))) && most > 0 {
+        *source = None;
+    }
+    bytes.truncate(read.and_then(Result::ok).unwrap_or(0));
     bytes
 }
 
@@ -486,6 +491,23 @@ mod tests {
         agent.write_all(b"asked").unwrap();
         outside.take(50);
         assert_eq!(outside.input(0)[1], b"asked");
+    }
+
+    #[test]
+    fn sources_of_an_ended_guest_are_closed() {
+        let outside = outside(None, MACHINE).unwrap();
+        let [mut console, agent] = attached(&outside, NodeId(7));
+        console.write_all(b"last").unwrap();
+        drop((console, agent));
+        outside.take(1);
+        assert_eq!(outside.input(1)[0], b"last");
+        outside.take(2);
+        assert!(lock(&outside.state).guests[1].sources.iter().all(Option::is_none));
+        // The next guest of the node has input as the first.
+        let [mut console, _agent] = attached(&outside, NodeId(7));
+        console.write_all(b"first").unwrap();
+        assert_eq!(outside.take(3), [NodeId(7)]);
+        assert_eq!(outside.input(1)[0], b"first");
     }
 
     #[test]
