@@ -289,6 +289,20 @@ impl Place {
         sorted(&out)
     }
 
+    /// Runs `pingpong` between the two nodes of a machine; returns its output and the row of its
+    /// table for 8 bytes.
+    #[track_caller]
+    pub fn pingpong(&self, time: Duration) -> (String, Value) {
+        let talk = ["exec", "--all", "--", "pingpong", "shape=2x1x1x1x1x1", "nodes=2", "wait=poll"];
+        let talk = [&talk[..], &["count=100", "max=8", "json=1"]].concat();
+        let said = self.run_for(&talk, time, b"").ok();
+        let line = said.lines().find_map(|line| Some(&line[line.find("{\"")?..])).unwrap();
+        let table: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{said}"));
+        eprintln!("{line}");
+        let row = table["rows"][0].clone();
+        (said, row)
+    }
+
     /// Runs a line of shell on a node; returns its output.
     #[track_caller]
     pub fn shell(&self, node: impl fmt::Display, line: &str) -> String {
