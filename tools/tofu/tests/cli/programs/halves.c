@@ -4,58 +4,24 @@
  * that, all try what ranks of a shared queue do not have, and ask for a barrier channel, of which
  * the node has seven.
  */
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "job.h"
+#include "notes.h"
 
-#define STAG 10
 #define ROUNDS 1000
 #define POSTS 3000
 
-static _Alignas(256) volatile uint64_t words[10];
-static uint64_t out;
-static utofu_vcq_hdl_t vcq;
-static utofu_stadd_t out_stadd;
-
-static utofu_cmp_id_t component(int rank)
+static int component(int rank)
 {
     return rank < 8 ? 3 : COMPONENT;
 }
 
 static utofu_vcq_id_t peer(int rank)
 {
-    union jtofu_phys_coords at;
-    utofu_vcq_id_t id;
-    if (jtofu_query_phys_coords(JOB, (jtofu_rank_t)rank, &at) != JTOFU_SUCCESS) exit(1);
-    OK(utofu_construct_vcq_id(at.a, (utofu_tni_id_t)(rank % 4), (utofu_cq_id_t)(rank % 8 / 4),
-                              component(rank), &id));
-    return id;
-}
-
-/* Writes a word of another rank's, as soon as that rank has registered it. */
-static void tell(int rank, int word, uint64_t value)
-{
-    utofu_vcq_id_t to = peer(rank);
-    utofu_stadd_t place;
-    struct utofu_mrq_notice notice;
-    int code;
-    OK(utofu_query_stadd(to, STAG, &place));
-    out = value;
-    do {
-        OK(utofu_put(vcq, to, out_stadd, place + 8 * (utofu_stadd_t)word, 8, 0,
-                     UTOFU_ONESIDED_FLAG_LOCAL_MRQ_NOTICE, NULL));
-        while ((code = utofu_poll_mrq(vcq, 0, &notice)) == UTOFU_ERR_NOT_FOUND)
-            sched_yield();
-    } while (code != UTOFU_SUCCESS);
-}
-
-static void wait_for(int word, uint64_t at_least)
-{
-    while (words[word] < at_least)
-        sched_yield();
+    return notes_id(rank, (utofu_tni_id_t)(rank % 4), (utofu_cq_id_t)(rank % 8 / 4),
+                    component(rank));
 }
 
 /* What a rank of a shared queue does not have. */
@@ -95,9 +61,7 @@ int main(void)
     job_start();
     OK(utofu_get_onesided_tnis(&tnis, &n));
     if (rank % 8 == 0 && !lacks_what_it_should(rank, tnis[0])) return 2;
-    OK(utofu_create_vcq_with_cmp_id(tnis[0], component(rank), 0, &vcq));
-    OK(utofu_reg_mem_with_stag(vcq, (void *)words, sizeof words, STAG, 0, &out_stadd));
-    OK(utofu_reg_mem(vcq, &out, sizeof out, 0, &out_stadd));
+    notes_start(tnis[0], component(rank));
 
     int code = utofu_alloc_vbg(0, 1, 0, &gate);
     if (code != UTOFU_SUCCESS && code != UTOFU_ERR_FULL) return 3;
