@@ -1,8 +1,9 @@
 //! The driver with a fake device, made of a register map and memory. The tests check exactly what
 //! the driver writes, and in which order. Tests of the device cover its reaction.
 
+mod words;
+
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
@@ -15,63 +16,15 @@ use tofu_abi::regs::{
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, CqId, Rcode, StagOffset, TniId};
 use tofu_driver::{
-    Access, Cq, CqConfig, Device, DeviceError, DmaBuffer, DmaError, Full, IrqError, MemoryRange,
-    OpenError, Order, Platform, StagError, Target, WaitError,
+    Access, Cq, CqConfig, Device, DeviceError, DmaError, Full, IrqError, MemoryRange, OpenError,
+    Order, Platform, StagError, Target, WaitError,
 };
+
+use words::Memory;
 
 const NODE: Coords = Coords::new(3, 2, 1, 1, 2, 0);
 const TNI: TniId = TniId::ALL[2];
 const CQ: CqId = CqId::ALL[5];
-
-/// Memory of one allocation.
-#[derive(Clone, Debug)]
-struct Memory {
-    addr: u64,
-    words: Arc<Vec<AtomicU64>>,
-}
-
-impl Memory {
-    fn word(&self, index: usize) -> u64 {
-        self.words[index].load(Ordering::SeqCst)
-    }
-
-    fn set(&self, index: usize, value: u64) {
-        self.words[index].store(value, Ordering::SeqCst);
-    }
-}
-
-impl DmaBuffer for Memory {
-    fn device_addr(&self) -> u64 {
-        self.addr
-    }
-    fn len(&self) -> usize {
-        self.words.len() * 8
-    }
-    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        self.words[offset / 8].load(order)
-    }
-    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        self.words[offset / 8].store(value, order);
-    }
-    fn load_u32(&self, _: usize, _: Ordering) -> u32 {
-        unreachable!("the core uses whole words")
-    }
-    fn store_u32(&self, _: usize, _: u32, _: Ordering) {
-        unreachable!("the core uses whole words")
-    }
-    fn load_u8(&self, _: usize, _: Ordering) -> u8 {
-        unreachable!("the core uses whole words")
-    }
-    fn store_u8(&self, _: usize, _: u8, _: Ordering) {
-        unreachable!("the core uses whole words")
-    }
-    fn read(&self, _: usize, _: &mut [u8]) {
-        unreachable!("the core uses whole words")
-    }
-    fn write(&self, _: usize, _: &[u8]) {
-        unreachable!("the core uses whole words")
-    }
-}
 
 #[derive(Debug, Default)]
 struct State {
@@ -164,8 +117,7 @@ impl Platform for Fake {
             }
             let addr = s.next_addr.next_multiple_of(align as u64);
             s.next_addr = addr + size as u64;
-            let words = (0..size.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
-            let memory = Memory { addr, words: Arc::new(words) };
+            let memory = Memory::new(addr, size);
             s.memory.push(memory.clone());
             Ok(memory)
         })

@@ -1,6 +1,8 @@
 //! Both sides of rings on the same memory: in any order of calls, and, with two threads, in any
 //! order of accesses to memory.
 
+mod words;
+
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -11,74 +13,9 @@ use tofu_abi::desc::{Command, Descriptor, Header1};
 use tofu_abi::queue::{MrqEntry, MrqWord0};
 use tofu_abi::regs::CqReg;
 use tofu_abi::{Coords, Rcode, StagOffset, TniId};
-use tofu_driver::{DmaBuffer, Order, RingMemory, Rings, ServedRings, Target, UserPage};
+use tofu_driver::{Order, RingMemory, Rings, ServedRings, Target, UserPage};
 
-/// A word of memory.
-trait Word {
-    fn new() -> Self;
-    fn load(&self, order: Ordering) -> u64;
-    fn store(&self, value: u64, order: Ordering);
-}
-
-macro_rules! word {
-    ($word:ty) => {
-        impl Word for $word {
-            fn new() -> Self {
-                <$word>::new(0)
-            }
-            fn load(&self, order: Ordering) -> u64 {
-                self.load(order)
-            }
-            fn store(&self, value: u64, order: Ordering) {
-                self.store(value, order);
-            }
-        }
-    };
-}
-word!(AtomicU64);
-word!(loom::sync::atomic::AtomicU64);
-
-/// Memory that both sides have.
-struct Memory<W>(Arc<Vec<W>>);
-
-impl<W> Clone for Memory<W> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<W: Word> DmaBuffer for Memory<W> {
-    fn device_addr(&self) -> u64 {
-        0
-    }
-    fn len(&self) -> usize {
-        self.0.len() * 8
-    }
-    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        self.0[offset / 8].load(order)
-    }
-    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        self.0[offset / 8].store(value, order);
-    }
-    fn load_u32(&self, _: usize, _: Ordering) -> u32 {
-        unreachable!("rings are of whole words")
-    }
-    fn store_u32(&self, _: usize, _: u32, _: Ordering) {
-        unreachable!("rings are of whole words")
-    }
-    fn load_u8(&self, _: usize, _: Ordering) -> u8 {
-        unreachable!("rings are of whole words")
-    }
-    fn store_u8(&self, _: usize, _: u8, _: Ordering) {
-        unreachable!("rings are of whole words")
-    }
-    fn read(&self, _: usize, _: &mut [u8]) {
-        unreachable!("rings are of whole words")
-    }
-    fn write(&self, _: usize, _: &[u8]) {
-        unreachable!("rings are of whole words")
-    }
-}
+use words::{Memory, Word};
 
 /// A page with the one register that counts.
 #[derive(Clone, Debug, Default)]
@@ -100,7 +37,7 @@ type Both<W> = (Rings<Memory<W>, Registers>, ServedRings<Memory<W>>, Registers);
 /// The two sides of rings of this many orders and notices.
 fn rings<W: Word>(orders: u32, notices: u32) -> Both<W> {
     let sizes = RingMemory::<Memory<W>>::sizes(orders, notices);
-    let parts = sizes.map(|size| Memory(Arc::new((0..size / 8).map(|_| W::new()).collect())));
+    let parts = sizes.map(|size| Memory::new(0, size));
     let served = ServedRings::new(RingMemory::of(parts.clone(), orders, notices));
     let page = Registers::default();
     (Rings::new(RingMemory::of(parts, orders, notices), page.clone()), served, page)
@@ -221,11 +158,10 @@ proptest! {
     /// Of garbage in the rings of a process, no more is taken than they hold.
     #[test]
     fn garbage_in_rings_is_taken_once(words in prop::collection::vec(any::<u64>(), 32)) {
-        let sizes = RingMemory::<Memory<AtomicU64>>::sizes(8, 8);
-        let words_of = |size| (0..size / 8).map(|_| AtomicU64::new(0)).collect();
-        let parts = sizes.map(|size| Memory(Arc::new(words_of(size))));
-        for (place, word) in parts[0].0.iter().zip(&words) {
-            place.store(Header1(*word).with_flip(true).0, Ordering::SeqCst);
+        let sizes = RingMemory::<Memory>::sizes(8, 8);
+        let parts = sizes.map(|size| Memory::new(0, size));
+        for (index, word) in words.iter().enumerate() {
+            parts[0].set(index, Header1(*word).with_flip(true).0);
         }
         let mut served = ServedRings::new(RingMemory::of(parts, 8, 8));
         let taken: usize =
