@@ -18,7 +18,7 @@ use tofu_abi::regs::{CqReg, CqsReg, PortReg, Register, TniReg};
 use tofu_abi::table::PageSize;
 use tofu_abi::{Coords, CqId, Doorbell, Rcode, StagOffset, TniId};
 use tofu_driver::{
-    Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Stag, Target,
+    Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Stag, Target,
 };
 use tofu_fabric::{
     Carrier, Deliver, DiscardReason, Fabric, LinkErrors, NodeId, Packet, Port, PortCounters, Shape,
@@ -401,9 +401,7 @@ impl Cluster {
             .map(|(node, (arena, interrupts))| {
                 let backend = Arc::new(NodeBackend { world: Arc::clone(&world), node });
                 let device = Device::probe(InProcess::new(backend, arena, interrupts)).unwrap();
-                for tni in generation.description().tni_ids() {
-                    device.tni(tni).enable().unwrap();
-                }
+                device.enable_tnis().unwrap();
                 device
             })
             .collect();
@@ -508,6 +506,19 @@ impl Cluster {
 /// The settings of a queue of an interface: [`tni`] and [`cq`] of these numbers.
 pub fn config(tni: u8, cq: u8) -> CqConfig {
     CqConfig::new(self::tni(tni), self::cq(cq))
+}
+
+/// Opens a queue with `size` bytes of memory as STag 0.
+pub fn open(
+    device: &Device<InProcess>,
+    config: &CqConfig,
+    size: usize,
+) -> (Cq<InProcess>, Arc<Buffer>) {
+    let mut cq = Cq::open(device, config).unwrap();
+    let buffer = Arc::new(device.platform().alloc_dma(size, 4096).unwrap());
+    let range = [MemoryRange::of(&*buffer)];
+    cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
+    (cq, buffer)
 }
 
 /// An open queue with some registered memory.

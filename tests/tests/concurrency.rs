@@ -33,9 +33,9 @@ use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, TniId};
 use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
 use tofu_fabric::Shape;
-use tofu_inproc::{Buffer, InProcess};
+use tofu_inproc::InProcess;
 use tofu_machine::{Machine, MachineConfig};
-use tofu_tests::{config, description, pattern, tni};
+use tofu_tests::{config, description, open, pattern, tni};
 
 /// Longer than anything here takes, in nanoseconds.
 const LONG: u64 = 20_000_000_000;
@@ -51,27 +51,12 @@ fn machine(shape: &str, engines: usize) -> Vec<Device<InProcess>> {
             let platform = InProcess::attach(&machine, coords, 4 << 20).unwrap();
             let device = Device::probe(platform).unwrap();
             assert_eq!(device.coords(), coords);
-            for tni in device.description().tni_ids() {
-                device.tni(tni).enable().unwrap();
-            }
+            device.enable_tnis().unwrap();
             device
         })
         .collect();
     machine.start().unwrap();
     devices
-}
-
-/// A queue with `size` bytes of memory as STag 0.
-fn open(
-    device: &Device<InProcess>,
-    config: &CqConfig,
-    size: usize,
-) -> (Cq<InProcess>, Arc<Buffer>) {
-    let mut cq = Cq::open(device, config).unwrap();
-    let buffer = Arc::new(device.platform().alloc_dma(size, 4096).unwrap());
-    let range = [MemoryRange::of(&*buffer)];
-    cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
-    (cq, buffer)
 }
 
 fn at(offset: u64) -> tofu_abi::StagOffset {

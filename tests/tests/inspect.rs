@@ -4,12 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tofu_abi::frame::SYSTEM_PAYLOAD_MAX;
-use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
-use tofu_driver::{
-    Access, Cq, CqConfig, Device, MemoryRange, Order, PacketConfig, PacketTarget, Packets,
-    Platform, Target,
-};
+use tofu_driver::{Cq, CqConfig, Device, Order, PacketConfig, PacketTarget, Packets, Target};
 use tofu_fabric::Shape;
 use tofu_inproc::InProcess;
 use tofu_inspect::Value;
@@ -120,11 +116,7 @@ fn states_under_load_fit_together() {
             .iter()
             .map(|device| {
                 let config = CqConfig::new(TniId::ALL[0], CqId::ALL[0]);
-                let mut cq = Cq::open(device, &config).unwrap();
-                let buffer = device.platform().alloc_dma(1 << 16, 4096).unwrap();
-                let range = [MemoryRange::of(&buffer)];
-                cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
-                (cq, buffer)
+                tofu_tests::open(device, &config, 1 << 16)
             })
             .collect();
         let looks = s.spawn(|| {

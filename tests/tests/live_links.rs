@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use tofu_abi::desc::ArmwOp;
 use tofu_abi::queue::MrqId;
-use tofu_abi::table::PageSize;
 use tofu_abi::{CqId, Rcode, StagOffset, TniId};
-use tofu_driver::{Access, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Target};
+use tofu_driver::{Cq, CqConfig, Device, DmaBuffer, Order, Platform, Target};
 use tofu_fabric::{LinkErrors, NodeId, Shape};
 use tofu_inproc::{Buffer, InProcess};
 use tofu_links::{ErrorRate, MAX_LANES, Parameters, Slicing};
@@ -120,20 +119,14 @@ fn ends(machine: &Arc<Machine>, queues: usize) -> Vec<End> {
         .map(|coords| {
             let platform = InProcess::attach(machine, coords, queues * SIZE + (8 << 20)).unwrap();
             let device = Device::probe(platform).unwrap();
-            for tni in device.description().tni_ids() {
-                device.tni(tni).enable().unwrap();
-            }
+            device.enable_tnis().unwrap();
             device
         })
         .collect();
     let open = |device: &Device<InProcess>, n: usize| {
         let tnis = usize::from(description().tnis);
         let config = CqConfig::new(TniId::ALL[n % tnis], CqId::ALL[n / tnis]);
-        let mut cq = Cq::open(device, &config).unwrap();
-        let buffer = Arc::new(device.platform().alloc_dma(SIZE, 4096).unwrap());
-        let range = [MemoryRange::of(&*buffer)];
-        cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
-        (cq, buffer)
+        tofu_tests::open(device, &config, SIZE)
     };
     let mut ends = Vec::new();
     for n in 0..queues {

@@ -26,9 +26,7 @@ fn start(node: &Node, platform: &InProcess) -> Device<InProcess> {
     let command = regs::COMMAND_MEMORY | regs::COMMAND_BUS_MASTER;
     node.config_write(regs::COMMAND, &command.to_le_bytes());
     let device = Device::probe(platform.clone()).unwrap();
-    for tni in device.description().tni_ids() {
-        device.tni(tni).enable().unwrap();
-    }
+    device.enable_tnis().unwrap();
     device
 }
 

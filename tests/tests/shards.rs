@@ -33,13 +33,8 @@ struct End {
 fn ends(shards: &InShards) -> Vec<End> {
     let open = |platform: InProcess| {
         let device = Device::probe(platform).unwrap();
-        for tni in device.description().tni_ids() {
-            device.tni(tni).enable().unwrap();
-        }
-        let mut cq = Cq::open(&device, &config(0, 0)).unwrap();
-        let buffer = Arc::new(device.platform().alloc_dma(2 * SIZE, 4096).unwrap());
-        let range = [MemoryRange::of(&*buffer)];
-        cq.register(&range, PageSize::Size4K, Access::ReadWrite, Some(0)).unwrap();
+        device.enable_tnis().unwrap();
+        let (cq, buffer) = tofu_tests::open(&device, &config(0, 0), 2 * SIZE);
         End { device, cq, buffer }
     };
     shards.attach(4 << 20).into_iter().map(open).collect()

@@ -120,6 +120,15 @@ impl<P: Platform> Device<P> {
         Tni { device: self, tni }
     }
 
+    /// Enables all network interfaces that the device has.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tni::enable`].
+    pub fn enable_tnis(&self) -> Result<(), DeviceError> {
+        self.description().tni_ids().try_for_each(|tni| self.tni(tni).enable())
+    }
+
     /// Interrupt registers of the links (TNR, MSI-X vector 0).
     pub fn tnr_irq(&self) -> IrqUnit<'_, P, TnrIrqs> {
         IrqUnit::new(&self.platform, tofu(TofuReg::TnrIrr))

@@ -72,9 +72,7 @@ impl Model {
             backend.icc().set_bus_master(true);
             let arena = Arena::new(memory).context("memory of a node")?;
             let device = Device::probe(InProcess::new(backend, arena, interrupts))?;
-            for tni in generation.description().tni_ids() {
-                device.tni(tni).enable()?;
-            }
+            device.enable_tnis()?;
             Ok(device)
         });
         let devices = devices.collect::<anyhow::Result<_>>()?;

@@ -46,9 +46,7 @@ fn garbage() -> Result<(), Error> {
     let description = device.description();
     let mut vandal = Vandal { random: Random::new(seed), arena, tables, me, description };
     vandal.fill_tables();
-    for tni in description.tni_ids() {
-        device.tni(tni).enable()?;
-    }
+    device.enable_tnis()?;
     for _ in 0..steps {
         match vandal.random.below(10) {
             0..4 => {

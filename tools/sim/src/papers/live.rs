@@ -59,9 +59,7 @@ fn machine(generation: Generation, shape: Shape) -> Arc<Machine> {
 
 fn device(machine: &Arc<Machine>, coords: Coords) -> Device<InProcess> {
     let device = Device::probe(InProcess::attach(machine, coords, MEMORY).unwrap()).unwrap();
-    for tni in device.description().tni_ids() {
-        device.tni(tni).enable().unwrap();
-    }
+    device.enable_tnis().unwrap();
     device
 }
 
