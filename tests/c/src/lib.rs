@@ -13,6 +13,14 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
+/// Reports that the test of this thread cannot run here, or with "of" what part of it.
+pub fn skip(why: &str) {
+    let thread = std::thread::current();
+    // Of a test in a module, the name without the module's.
+    let test = thread.name().and_then(|name| name.rsplit("::").next());
+    eprintln!("SKIP {}: {why}", test.unwrap_or("a test"));
+}
+
 /// Returns true if this host has a program, which must know `--version`.
 pub fn have(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
@@ -58,17 +66,17 @@ pub fn builds_as_c99_and_cxx(source: &str, names: &[&str]) {
 
 /// The names that a shared library exports, whose soname must be its file's name; `None` without
 /// binutils.
-pub fn exported(test: &str, library: &str) -> Option<BTreeSet<String>> {
-    let symbols = symbols(test, library)?;
+pub fn exported(library: &str) -> Option<BTreeSet<String>> {
+    let symbols = symbols(library)?;
     let dynamic = run(Command::new("readelf").arg("-d").arg(libraries().join(library)));
     assert!(dynamic.contains(&format!("soname: [{library}]")), "{dynamic}");
     Some(symbols)
 }
 
 /// The names that a shared library exports; `None` without binutils.
-pub fn symbols(test: &str, library: &str) -> Option<BTreeSet<String>> {
+fn symbols(library: &str) -> Option<BTreeSet<String>> {
     if !have("nm") || !have("readelf") {
-        eprintln!("SKIP {test}: no binutils");
+        skip("no binutils");
         return None;
     }
     let path = libraries().join(library);

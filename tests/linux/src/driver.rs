@@ -48,17 +48,17 @@ pub const TRACING: &str =
     "cd /sys/kernel/tracing && { [ -e events ] || { mount -t tracefs trace . && cd .; }; }";
 
 /// A place for a machine with that image; or `None`, after the reason was printed.
-pub fn place(test: &str) -> Option<Place> {
+pub fn place() -> Option<Place> {
     if !have("gcc") {
-        skip(test, "there is no gcc");
+        skip("there is no gcc");
         return None;
     }
-    let place = Place::new(test, Image::Default)?;
+    let place = Place::new(Image::Default)?;
     let images = place.run(&["image", "ls", "--json"]).json();
     let images = images.as_array().unwrap();
     if !images.iter().any(|found| found["name"] == image().as_str()) {
         let name = image();
-        skip(test, &format!("no image {name}: `tofu image build --kernel {name}` makes it"));
+        skip(&format!("no image {name}: `tofu image build --kernel {name}` makes it"));
         return None;
     }
     Some(place)
@@ -141,11 +141,11 @@ pub struct Nodes {
 impl Nodes {
     /// A machine of two nodes of a generation with the driver, whose kernels check their heap, with
     /// the C programs in /tmp; or `None`, after the reason was printed.
-    pub fn boot(test: &str, generation: Generation) -> Option<Self> {
-        if !has_compiler(test) {
+    pub fn boot(generation: Generation) -> Option<Self> {
+        if !has_compiler() {
             return None;
         }
-        let place = place(test)?;
+        let place = place()?;
         let sdk = Sdk::new(&place);
         let options = ["--memory", "768MiB", "--shape", SHAPE, "--append", CHECKS];
         let of = ["--generation", generation.name(), "--image", &image()];

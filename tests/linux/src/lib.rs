@@ -26,6 +26,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tofu_abi::Generation;
 
+pub use tofu_c_tests::skip;
+
 /// Longest time for a command, on a busy host.
 pub const PATIENCE: Duration = Duration::from_secs(150);
 /// Longest time for something that takes a moment, on a busy host.
@@ -104,7 +106,7 @@ impl Image {
 
 /// The folder with the kernel's own tests of VFIO, which are built if the cache has none; or
 /// `None`, after the reason was printed for which they cannot be built.
-pub fn vfio_selftests(test: &str) -> Option<PathBuf> {
+pub fn vfio_selftests() -> Option<PathBuf> {
     let script = "../../ci/selftests/build-vfio-selftests";
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(script));
     // This program is target/debug/deps/NAME. Cargo might wait for another cargo, and would build
@@ -116,7 +118,7 @@ pub fn vfio_selftests(test: &str) -> Option<PathBuf> {
     if !build.status.success() {
         let lacks = error.contains("no C compiler") || error.contains("mirror");
         assert!(lacks, "the selftests do not build: {error}");
-        skip(test, error.lines().last().unwrap_or_default());
+        skip(error.lines().last().unwrap_or_default());
         return None;
     }
     Some(PathBuf::from(String::from_utf8(build.stdout).unwrap().trim()))
@@ -184,9 +186,9 @@ pub fn tofu() -> PathBuf {
 }
 
 impl Place {
-    /// A new place for `test`, with an image; or `None`, after the reason was printed for which
+    /// A new place with an image; or `None`, after the reason was printed for which
     /// this host cannot run Linux nodes or have the image.
-    pub fn new(test: &str, image: Image) -> Option<Self> {
+    pub fn new(image: Image) -> Option<Self> {
         let place = Self::empty();
         let said = place.run_for(
             &[image.arguments(), image.packages()].concat(),
@@ -205,7 +207,7 @@ impl Place {
             _ if said.lacks_packages() => said.err.lines().last().unwrap_or_default().to_owned(),
             _ => panic!("{said:?}"),
         };
-        skip(test, &why);
+        skip(&why);
         None
     }
 
@@ -532,11 +534,6 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Reports that a test cannot run here.
-pub fn skip(test: &str, why: &str) {
-    eprintln!("SKIP {test}: {why}");
 }
 
 /// The lines of a text, in order.

@@ -22,10 +22,10 @@ pub struct Namespace {
 impl Namespace {
     /// A new one with its loopback interface up; or `None`, after the reason was printed for which
     /// `test` cannot have one with TAP interfaces here.
-    pub fn new(test: &str) -> Option<Self> {
+    pub fn new() -> Option<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         if !Path::new("/dev/net/tun").exists() {
-            skip(test, "the host has no TAP interfaces");
+            skip("the host has no TAP interfaces");
             return None;
         }
         let name = format!("tofu-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
@@ -38,7 +38,7 @@ impl Namespace {
             Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
             Err(error) => format!("cannot run ip: {error}"),
         };
-        skip(test, &format!("no network namespace can be made: {why}"));
+        skip(&format!("no network namespace can be made: {why}"));
         None
     }
 

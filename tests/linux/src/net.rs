@@ -63,14 +63,14 @@ pub struct Net {
 impl Net {
     /// Starts a machine of `nodes` nodes with these arguments of `tofu up`; `None`, after the
     /// reason was printed, if this host cannot.
-    pub fn start(test: &str, nodes: usize, args: &[&str]) -> Option<Self> {
-        Self::start_with(test, nodes, "288MiB", args)
+    pub fn start(nodes: usize, args: &[&str]) -> Option<Self> {
+        Self::start_with(nodes, "288MiB", args)
     }
 
     /// The same with another size of the nodes' memory, half of which holds the files that a node
     /// writes.
-    pub fn start_with(test: &str, nodes: usize, memory: &str, args: &[&str]) -> Option<Self> {
-        let place = Place::new(test, Image::Network)?;
+    pub fn start_with(nodes: usize, memory: &str, args: &[&str]) -> Option<Self> {
+        let place = Place::new(Image::Network)?;
         let options = ["--name", "net", "--image", Image::Network.name(), "--memory", memory];
         // Twelve nodes boot some at a time.
         let up = ["up", "--linux", "--detach", "--boot-timeout", "400s"];
@@ -81,8 +81,8 @@ impl Net {
     }
 
     /// Starts the machine of this file, in which these nodes are Linux.
-    pub fn of_file(test: &str, text: &str, nodes: &[usize]) -> Option<Self> {
-        let place = Place::new(test, Image::Network)?;
+    pub fn of_file(text: &str, nodes: &[usize]) -> Option<Self> {
+        let place = Place::new(Image::Network)?;
         let file = place.file("machine.toml");
         std::fs::write(&file, text).unwrap();
         let up = ["up", "-c", &file, "--name", "net", "--image", Image::Network.name()];
@@ -162,13 +162,12 @@ impl Net {
     /// Compiles the program `mpi_ip` and copies it to all nodes; `None`, after the reason was
     /// printed, if this host cannot.
     #[track_caller]
-    pub fn mpi_program(&self, test: &str) -> Option<Sdk> {
-        let test = format!("{test}_mpi");
-        if !has_compiler(&test) {
+    pub fn mpi_program(&self) -> Option<Sdk> {
+        if !has_compiler() {
             return None;
         }
         let sdk = Sdk::new(&self.place);
-        if !sdk.add_mpi(&self.place, &test) {
+        if !sdk.add_mpi(&self.place) {
             return None;
         }
         sdk.compile_mpi("programs/mpi_ip.c", &[]);
@@ -225,10 +224,10 @@ impl Net {
 }
 
 /// Returns true if tests of minutes are wanted.
-pub fn long(test: &str) -> bool {
+pub fn long() -> bool {
     let long = std::env::var_os("TOFU_LONG").is_some();
     if !long {
-        skip(test, "takes minutes; TOFU_LONG=1 runs it");
+        skip("takes minutes; TOFU_LONG=1 runs it");
     }
     long
 }

@@ -16,10 +16,10 @@ const IMAGE: Duration = Duration::from_secs(600);
 pub const BUILD: Duration = Duration::from_secs(1200);
 
 /// Returns true if there are a compiler and `strip`; after it was said if not.
-pub fn has_compiler(test: &str) -> bool {
+pub fn has_compiler() -> bool {
     let found = have("gcc") && have("strip");
     if !found {
-        skip(test, "there is no gcc, or no strip");
+        skip("there is no gcc, or no strip");
     }
     found
 }
@@ -68,7 +68,7 @@ impl Sdk {
     /// For programs on nodes with Fugaku's processor; what that takes is built in the checkout.
     /// `None`, after it was said, if Debian's packages for it cannot be had.
     #[track_caller]
-    pub fn arm64(place: &Place, test: &str, more: &[&str]) -> Option<Self> {
+    pub fn arm64(place: &Place, more: &[&str]) -> Option<Self> {
         let this = Self {
             folder: place.path().to_path_buf(),
             libraries: place.path().join("sdk/lib"),
@@ -78,7 +78,7 @@ impl Sdk {
         let args = [&["sdk", "--arch", "arm64", sdk.to_str().unwrap()], more].concat();
         let said = Running::start(place.command_in_checkout(&args), b"").end(BUILD);
         if said.lacks_packages() {
-            skip(test, "of compiled programs: Debian's packages for arm64 cannot be had");
+            skip("of compiled programs: Debian's packages for arm64 cannot be had");
             return None;
         }
         said.ok();
@@ -97,11 +97,11 @@ impl Sdk {
 
     /// Adds what programs with MPI need; `false`, after it was said why, if it cannot be had.
     #[track_caller]
-    pub fn add_mpi(&self, place: &Place, test: &str) -> bool {
+    pub fn add_mpi(&self, place: &Place) -> bool {
         let command = self.command(place, &["sdk", "--mpi", "sdk"]);
         let said = Running::start(command, b"").end(IMAGE);
         if said.lacks_packages() {
-            skip(test, said.err.lines().last().unwrap_or_default());
+            skip(said.err.lines().last().unwrap_or_default());
             return false;
         }
         said.ok();
@@ -157,9 +157,9 @@ impl Sdk {
     /// Builds a CMake project that looks for MPI, in a folder of these tests; `false`, after a
     /// message, where there is no CMake.
     #[track_caller]
-    pub fn build_with_cmake(&self, source: &str, test: &str) -> bool {
+    pub fn build_with_cmake(&self, source: &str) -> bool {
         if !have("cmake") {
-            skip(test, "of CMake: there is none");
+            skip("of CMake: there is none");
             return false;
         }
         let bin = self.folder.join("sdk/bin");

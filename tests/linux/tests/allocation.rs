@@ -37,7 +37,7 @@ fn wait_for_jobs(place: &Place, number: usize) -> Vec<Value> {
 
 #[test]
 fn jobs_have_nodes_of_their_own_or_wait() {
-    let Some(place) = Place::new("jobs_have_nodes_of_their_own_or_wait", Image::Default) else {
+    let Some(place) = Place::new(Image::Default) else {
         return;
     };
     // Two boards of two nodes.

@@ -17,9 +17,8 @@ use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Running, Said, skip, wait
 
 #[test]
 fn nodes_with_fugakus_processor() {
-    const TEST: &str = "nodes_with_fugakus_processor";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
-    if !has_rustup(TEST) {
+    let Some(place) = Place::new(Image::Default) else { return };
+    if !has_rustup() {
         return;
     }
     let built = here(&place, &["image", "build", "--arch", "arm64"]).ok();
@@ -32,7 +31,7 @@ fn nodes_with_fugakus_processor() {
     assert!(said.contains(" works: "), "{said}");
     place.all_pairs(2, 2);
     reach_each_other(&place, "t-1-0-0");
-    compiled_programs(&place, TEST);
+    compiled_programs(&place);
     // Programs for the host are none for such nodes.
     let host = std::env::current_exe().unwrap();
     place.run(&["cp", host.to_str().unwrap(), "0:/tmp/host"]).ok();
@@ -92,10 +91,10 @@ fn in_modelled_time(place: &Place) {
     place.run(&["down"]).ok();
 }
 
-fn has_rustup(test: &str) -> bool {
+fn has_rustup() -> bool {
     let there = have("rustup");
     if !there {
-        skip(test, "no rustup, which fetches Rust's libraries for arm64");
+        skip("no rustup, which fetches Rust's libraries for arm64");
     }
     there
 }
@@ -106,40 +105,40 @@ fn here(place: &Place, args: &[&str]) -> Said {
 }
 
 /// A place for a test that takes long; or `None`, after it was said why not.
-fn long(test: &str) -> Option<Place> {
+fn long() -> Option<Place> {
     if std::env::var_os("TOFU_LONG").is_none() {
-        skip(test, "takes minutes; TOFU_LONG=1 runs it");
+        skip("takes minutes; TOFU_LONG=1 runs it");
         return None;
     }
-    has_rustup(test).then(|| Place::new(test, Image::Default)).flatten()
+    has_rustup().then(|| Place::new(Image::Default)).flatten()
 }
 
 /// The kernel driver in a kernel of Debian's.
 #[test]
 fn driver_works_with_4_kib_pages() {
-    the_driver("driver_works_with_4_kib_pages", ("driver-cloud", "a64fx", 4));
+    the_driver(("driver-cloud", "a64fx", 4));
 }
 
 /// In another one. The A64FX has no such pages.
 #[test]
 fn driver_works_with_16_kib_pages() {
-    the_driver("driver_works_with_16_kib_pages", ("driver-16k", "max", 16));
+    the_driver(("driver-16k", "max", 16));
 }
 
 /// With pages as Fugaku's kernel has them, in a kernel that is built here if it is not there, which
 /// takes long.
 #[test]
 fn driver_works_with_64_kib_pages() {
-    the_driver("driver_works_with_64_kib_pages", ("driver", "a64fx", 64));
+    the_driver(("driver", "a64fx", 64));
 }
 
-/// The driver's own tests, and all uses of the driver by nodes, with a kernel of this page size.
-fn the_driver(test: &str, (kernel, cpu, kib): (&str, &str, u32)) {
-    let Some(place) = long(test) else { return };
-    let Some(sdk) = Sdk::arm64(&place, test, &[]) else { return };
+/// The driver's own tests, and all that nodes do with it, by a kernel whose pages have this size.
+fn the_driver((kernel, cpu, kib): (&str, &str, u32)) {
+    let Some(place) = long() else { return };
+    let Some(sdk) = Sdk::arm64(&place, &[]) else { return };
     let said = here(&place, &["image", "build", "--arch", "arm64", "--kernel", kernel]);
     if said.lacks_packages() {
-        return skip(test, "Debian's packages for arm64 cannot be had");
+        return skip("Debian's packages for arm64 cannot be had");
     }
     said.ok();
     let nodes = Nodes::boot_arm64(place, sdk, (&format!("{kernel}-arm64"), cpu));
@@ -168,9 +167,8 @@ fn the_driver(test: &str, (kernel, cpu, kib): (&str, &str, u32)) {
 /// captures, files, a console, and a restart.
 #[test]
 fn all_around_fugakus_processor() {
-    const TEST: &str = "all_around_fugakus_processor";
     const OTHER: &str = "10.2.0.1";
-    let Some(place) = long(TEST) else { return };
+    let Some(place) = long() else { return };
     let gateway = ["--gateway", "0,0,0,0,0,0", "--tap", "off", "--arch", "arm64"];
     place.up(&[&["--shape", "3x1x1x1x1x1"], &gateway[..]].concat());
     let ping = || place.exec("1", &["ping", "-c", "1", "-W", "10", OTHER]).code == Some(0);
@@ -237,9 +235,8 @@ fn utofu_suite(place: &Place, sdk: &Sdk) {
 /// The library's own examples and tests without the kernel driver.
 #[test]
 fn utofu_on_fugakus_processor() {
-    const TEST: &str = "utofu_on_fugakus_processor";
-    let Some(place) = long(TEST) else { return };
-    let Some(sdk) = Sdk::arm64(&place, TEST, &[]) else { return };
+    let Some(place) = long() else { return };
+    let Some(sdk) = Sdk::arm64(&place, &[]) else { return };
     place.up(&["--arch", "arm64", "--shape", "1x1x1x2x1x1"]);
     utofu_suite(&place, &sdk);
     place.run_for(&["down"], MOMENT, b"").ok();
@@ -249,9 +246,8 @@ fn utofu_on_fugakus_processor() {
 /// A unit of Fugaku, whose twelve nodes have its processor.
 #[test]
 fn twelve_nodes_with_fugakus_processor() {
-    const TEST: &str = "twelve_nodes_with_fugakus_processor";
-    let Some(place) = long(TEST) else { return };
-    let Some(sdk) = Sdk::arm64(&place, TEST, &[]) else { return };
+    let Some(place) = long() else { return };
+    let Some(sdk) = Sdk::arm64(&place, &[]) else { return };
     let up = ["up", "--linux", "--detach", "--boot-timeout", "20m", "--arch", "arm64"];
     here(&place, &[&up[..], &["--shape", "1x1x1x2x3x2"]].concat()).ok();
     place.all_pairs(12, 12);
@@ -270,9 +266,8 @@ fn twelve_nodes_with_fugakus_processor() {
 /// guest, and programs with the MPI that is in it.
 #[test]
 fn mpi_on_fugakus_processor() {
-    const TEST: &str = "mpi_on_fugakus_processor";
-    let Some(place) = long(TEST) else { return };
-    let Some(sdk) = Sdk::arm64(&place, TEST, &["--mpi"]) else { return };
+    let Some(place) = long() else { return };
+    let Some(sdk) = Sdk::arm64(&place, &["--mpi"]) else { return };
     let sdk = sdk.path();
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let built = |compiler: &str, source: &Path| {
@@ -355,9 +350,9 @@ fn both_kinds(place: &Place) {
 }
 
 /// Programs that the SDK's compilers make, linked with our libraries and with those of C and C++.
-fn compiled_programs(place: &Place, test: &str) {
+fn compiled_programs(place: &Place) {
     let here = |args: &[&str]| here(place, args);
-    let Some(sdk) = Sdk::arm64(place, test, &[]) else { return };
+    let Some(sdk) = Sdk::arm64(place, &[]) else { return };
     let sdk = sdk.path();
     let openmp = place.path().join("threads.cc");
     fs::write(
@@ -381,7 +376,7 @@ fn compiled_programs(place: &Place, test: &str) {
         command.args(["-ltofucom", "-ltofutop", "-o"]).arg(source.with_extension(""));
         Running::start(command, b"").end(PATIENCE).ok();
     }
-    let clang = by_clang(&sdk, test);
+    let clang = by_clang(&sdk);
     let run = |program: &Path| {
         let mut lines: Vec<String> = here(&["run", "-n", "2", program.to_str().unwrap()])
             .ok()
@@ -408,9 +403,9 @@ fn compiled_programs(place: &Place, test: &str) {
 
 /// Compiles the SVE example and a program in C++ with Clang, which lacks OpenMP's library for such
 /// nodes; `false`, after it was said, where there is no Clang.
-fn by_clang(sdk: &Path, test: &str) -> bool {
+fn by_clang(sdk: &Path) -> bool {
     if !have("clang++") || !have("ld.lld") {
-        skip(test, "of Clang: there is none, or no lld");
+        skip("of Clang: there is none, or no lld");
         return false;
     }
     let examples = sdk.join("examples");

@@ -175,8 +175,7 @@ const CONFIGURE: &str = "put() { printf \"$2\" | \
 /// leaves a process waiting.
 #[test]
 fn changes_that_nothing_tells_of_are_found() {
-    const TEST: &str = "changes_that_nothing_tells_of_are_found";
-    let Some(nodes) = Nodes::boot(TEST, Generation::Fugaku) else { return };
+    let Some(nodes) = Nodes::boot(Generation::Fugaku) else { return };
     let place = &nodes.place;
     nodes.sdk.compile("programs/barriers.c", &["-ltofucom", "-ltofutop"]);
     place.shell(0, "mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null; true");
@@ -302,7 +301,7 @@ fn grammar_with_lies(nodes: &Nodes) {
 #[test]
 #[ignore = "it runs for TOFU_FUZZ_SECONDS, by the tier driver-fuzz"]
 fn fuzz_for_long() {
-    let Some(nodes) = Nodes::boot("fuzz_for_long", Generation::Fugaku) else { return };
+    let Some(nodes) = Nodes::boot(Generation::Fugaku) else { return };
     grammar(&nodes, &[]);
     is_well(&nodes.place, "0");
     grammar_with_lies(&nodes);
@@ -337,11 +336,10 @@ fn comes_and_goes(nodes: &Nodes, times: u32) {
 /// choice.
 #[test]
 fn nodes_get_the_driver_by_themselves() {
-    const TEST: &str = "nodes_get_the_driver_by_themselves";
-    let Some(place) = driver::place(TEST) else { return };
+    let Some(place) = driver::place() else { return };
     let image = image();
     if !["driver-cloud", "driver-generic", "driver"].contains(&image.as_str()) {
-        return skip(TEST, &format!("image {image} is only taken if it is named"));
+        return skip(&format!("image {image} is only taken if it is named"));
     }
     place.up(&[]);
     let has_driver = |node| place.exec(node, &["test", "-e", "/proc/tofu"]).code == Some(0);
@@ -403,15 +401,14 @@ fn header_compiles_alone() {
         if have(compiler) {
             run(Command::new(compiler).arg(standard).args(flags).args([language, header]));
         } else {
-            skip("header_compiles_alone", &format!("there is no {compiler}"));
+            skip(&format!("there is no {compiler}"));
         }
     }
 }
 
 #[test]
 fn driver_passes_its_tests() {
-    const TEST: &str = "driver_passes_its_tests";
-    let Some(nodes) = Nodes::boot(TEST, Generation::Fugaku) else { return };
+    let Some(nodes) = Nodes::boot(Generation::Fugaku) else { return };
     assert_ne!(nodes.position("0"), nodes.position("1"));
     assert_eq!(nodes.position("0").len(), 6);
 

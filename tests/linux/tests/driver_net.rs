@@ -435,7 +435,7 @@ fn survive_reloads(place: &Place) {
 
 #[test]
 fn driver_interface_works() {
-    let Some(place) = driver::place("driver_interface_works") else { return };
+    let Some(place) = driver::place() else { return };
     let config = place.file("machine.toml");
     fs::write(&config, MACHINE.replace("CHECKS", CHECKS)).unwrap();
     place.up(&["--config", &config, "--image", &image()]);

@@ -13,11 +13,10 @@ fn of_each(ranks: usize, line: &str) -> Vec<String> {
 
 #[test]
 fn gates_of_processes_on_three_nodes() {
-    const TEST: &str = "gates_of_processes_on_three_nodes";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let sdk = Sdk::new(&place);
     sdk.compile("programs/barriers.c", &["-ltofucom", "-ltofutop"]);
     place.up(&["--shape", "3x1x1x1x1x1", "--driver", "vfio"]);
@@ -62,11 +61,10 @@ fn gates_of_processes_on_three_nodes() {
 /// The same with a small guest in KVM, held between two instructions.
 #[test]
 fn gates_of_a_paused_guest() {
-    const TEST: &str = "gates_of_a_paused_guest";
     let place = Place::empty();
     let doctor = place.doctor();
     if doctor["can_run"] != true {
-        skip(TEST, &format!("no KVM: {}", doctor["kvm"]["problem"]));
+        skip(&format!("no KVM: {}", doctor["kvm"]["problem"]));
         return;
     }
     let shape = ["--name", "three", "--shape", "3x1x1x1x1x1", "--timeout", "140s"];

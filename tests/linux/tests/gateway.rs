@@ -36,23 +36,21 @@ fn serve(place: &Place, file: &str) {
 
 #[test]
 fn host_and_world_are_reached() {
-    const TEST: &str = "host_and_world_are_reached";
-    if let Some(place) = Place::new(TEST, Image::Default) {
-        are_reached(TEST, &place, &["--driver", "vfio"]);
+    if let Some(place) = Place::new(Image::Default) {
+        are_reached(&place, &["--driver", "vfio"]);
     }
 }
 
 #[test]
 fn host_and_world_are_reached_by_the_driver() {
-    const TEST: &str = "host_and_world_are_reached_by_the_driver";
-    if let Some(place) = driver::place(TEST) {
-        are_reached(TEST, &place, &["--driver", "tofu", "--image", &driver::image()]);
+    if let Some(place) = driver::place() {
+        are_reached(&place, &["--driver", "tofu", "--image", &driver::image()]);
     }
 }
 
 /// The host reaches nodes with this driver, and they reach what is behind the host.
-fn are_reached(test: &str, place: &Place, driver: &[&str]) {
-    let spaces = Namespace::new(test).zip(Namespace::new(test));
+fn are_reached(place: &Place, driver: &[&str]) {
+    let spaces = Namespace::new().zip(Namespace::new());
     let up = ["up", "--linux", "--detach", "--boot-timeout", "140s", "--shape", "3x1x1x1x1x1"];
     let up = [&up[..], &["--name", "gate", "--gateway", "0,0,0,0,0,0"], driver].concat();
     let start = |args: &[&str], inside: &dyn Fn(&Command) -> Command| {
@@ -105,7 +103,7 @@ fn are_reached(test: &str, place: &Place, driver: &[&str]) {
             wait_for("the route", MOMENT, || routes().contains("default via 10.0.0.1 dev tofu0"));
             to_the_world(place, world, &data);
         } else {
-            skip(test, "address translation needs nft or iptables");
+            skip("address translation needs nft or iptables");
         }
     }
 

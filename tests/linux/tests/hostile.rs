@@ -233,8 +233,7 @@ fn clients(machine: &Machine<'_>) {
 
 #[test]
 fn hostile_peers_cost_bounded_memory() {
-    const TEST: &str = "hostile_peers_cost_bounded_memory";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     place.up(&["--name", "held"]);
     std::fs::write(place.file("big"), vec![7; 8 << 20]).unwrap();
     let machine = Machine::new(&place, "held");
@@ -264,9 +263,8 @@ fn up_unread(mut command: Command) -> Child {
 
 #[test]
 fn unread_output_holds_up_its_guest() {
-    const TEST: &str = "unread_output_holds_up_its_guest";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
-    if !has_compiler(TEST) {
+    let Some(place) = Place::new(Image::Default) else { return };
+    if !has_compiler() {
         return;
     }
     let program = program(&place);
@@ -287,9 +285,8 @@ fn unread_output_holds_up_its_guest() {
 
 #[test]
 fn endless_qemu_output_costs_nothing() {
-    const TEST: &str = "endless_qemu_output_costs_nothing";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
-    if !has_compiler(TEST) {
+    let Some(place) = Place::new(Image::Default) else { return };
+    if !has_compiler() {
         return;
     }
     let args = ["up", "--linux", "--name", "floods", "--boot-timeout", "6s", "--nodes", "1"];
@@ -317,8 +314,7 @@ impl Receive for Deaf {
 
 #[test]
 fn thousand_streams_of_a_shard_cost_little() {
-    const TEST: &str = "thousand_streams_of_a_shard_cost_little";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let addresses = free.map(|free| free.local_addr().unwrap().to_string());
     let hosts = place.file("hosts");

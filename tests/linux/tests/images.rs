@@ -7,15 +7,14 @@ use tofu_linux_tests::{Image, Place, vfio_selftests};
 
 #[test]
 fn images_of_these_tests() {
-    const TEST: &str = "images_of_these_tests";
     for image in Image::ALL {
-        if Place::new(TEST, image).is_none() {
+        if Place::new(image).is_none() {
             return;
         }
     }
     let place = Place::empty();
-    if has_compiler(TEST) {
-        Sdk::new(&place).add_mpi(&place, TEST);
+    if has_compiler() {
+        Sdk::new(&place).add_mpi(&place);
     }
-    vfio_selftests(TEST);
+    vfio_selftests();
 }

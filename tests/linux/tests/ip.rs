@@ -251,10 +251,9 @@ fn macvlan(net: &Net) {
 /// Two nodes: every size, floods, TCP and UDP, faults, and invalid frames.
 #[test]
 fn two_nodes() {
-    const TEST: &str = "two_nodes";
     // Faults from the beginning, while interfaces come up.
     let faulty = ["--faults", "loss=2%,duplicate=2%,reorder=2%,seed=1"];
-    let Some(net) = Net::start(TEST, 2, &faulty) else { return };
+    let Some(net) = Net::start(2, &faulty) else { return };
     faults(&net, 1, 4 << 20);
     faults(&net, 10, 1 << 20);
     faults(&net, 50, 1 << 18);
@@ -280,11 +279,10 @@ fn two_nodes() {
 /// The same for minutes.
 #[test]
 fn two_nodes_for_long() {
-    const TEST: &str = "two_nodes_for_long";
-    if !long(TEST) {
+    if !long() {
         return;
     }
-    let Some(net) = Net::start(TEST, 2, &[]) else { return };
+    let Some(net) = Net::start(2, &[]) else { return };
     flood(&net, 20_000);
     iperf(&net, 20);
     net.stream(0, 1, 256 << 20, |_| ());
@@ -300,10 +298,9 @@ fn two_nodes_for_long() {
 /// twelve nodes, but emulating them keeps two processors busy for minutes.
 #[test]
 fn six_nodes() {
-    const TEST: &str = "six_nodes";
     let shape = ["--shape", "1x1x2x1x3x2", "--nodes", "6", "--boot", "tofu"];
-    let Some(net) = Net::start(TEST, 6, &shape) else { return };
-    all_to_all(&net, TEST, 6, &["C", "B+", "B-", "Z+", "Z-"], 12);
+    let Some(net) = Net::start(6, &shape) else { return };
+    all_to_all(&net, 6, &["C", "B+", "B-", "Z+", "Z-"], 12);
     devices(&net.place);
     net.place.run(&["down"]).ok();
     net.place.is_clean();
@@ -332,12 +329,11 @@ fn devices(place: &Place) {
 /// A unit without the boot server, for long. To boot them takes minutes on a busy host.
 #[test]
 fn twelve_nodes_for_long() {
-    const TEST: &str = "twelve_nodes_for_long";
-    if !long(TEST) {
+    if !long() {
         return;
     }
-    let Some(net) = Net::start(TEST, 12, &["--shape", "unit"]) else { return };
-    all_to_all(&net, TEST, 12, &["A", "C", "B+", "B-"], 40);
+    let Some(net) = Net::start(12, &["--shape", "unit"]) else { return };
+    all_to_all(&net, 12, &["A", "C", "B+", "B-"], 40);
     for node in 1..12 {
         net.stream(0, node, 8 << 20, |_| ());
     }
@@ -348,8 +344,7 @@ fn twelve_nodes_for_long() {
 /// each of the boards that is neither's fails and is repaired while they exchange data.
 #[test]
 fn streams_survive_each_boards_failure() {
-    const TEST: &str = "streams_survive_each_boards_failure";
-    if !long(TEST) {
+    if !long() {
         return;
     }
     let small = |node: u32| {
@@ -358,7 +353,7 @@ fn streams_survive_each_boards_failure() {
     };
     let others: String = (0..12).filter(|node| ![0, 9].contains(node)).map(small).collect();
     let file = format!("shape = \"unit\"\nlinux = true\n{others}");
-    let Some(net) = Net::of_file(TEST, &file, &[0, 9]) else { return };
+    let Some(net) = Net::of_file(&file, &[0, 9]) else { return };
     let mut failed = 0;
     net.stream(0, 9, 64 << 20, |client| {
         while client.runs() {
@@ -377,9 +372,9 @@ fn streams_survive_each_boards_failure() {
 }
 
 /// `ports` are those of the first node that have links.
-fn all_to_all(net: &Net, test: &str, nodes: usize, ports: &[&str], rounds: usize) {
-    // Each node receives the multicasts (of both versions of IP) and broadcasts of every other
-    // node, each exactly once, and gets back the datagrams that it sends to each.
+fn all_to_all(net: &Net, nodes: usize, ports: &[&str], rounds: usize) {
+    // Each node hears every other one by multicasts of both versions of IP and by broadcasts, each
+    // exactly once, and gets back the datagrams that it sends to each.
     let everybody: Vec<Running> =
         (0..nodes).map(|node| net.begin(node, &["meet", &nodes.to_string(), "200"])).collect();
     for (node, told) in everybody.into_iter().enumerate() {
@@ -410,7 +405,7 @@ fn all_to_all(net: &Net, test: &str, nodes: usize, ports: &[&str], rounds: usize
         net.place.run(&["link", "up", "0", port]).ok();
     }
     net.ssh();
-    if net.mpi_program(test).is_some() {
+    if net.mpi_program().is_some() {
         net.mpi(2);
     }
 }

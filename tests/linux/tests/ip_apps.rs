@@ -80,12 +80,11 @@ fn iperf(net: &Net, seconds: u32) -> [f64; 2] {
 
 #[test]
 fn programs_over_tofu0() {
-    const TEST: &str = "programs_over_tofu0";
-    let Some(net) = Net::start_with(TEST, 2, "512MiB", &[]) else { return };
+    let Some(net) = Net::start_with(2, "512MiB", &[]) else { return };
     net.ssh();
     scp(&net, 100);
     nfs(&net);
-    let Some(sdk) = net.mpi_program(TEST) else { return };
+    let Some(sdk) = net.mpi_program() else { return };
     net.shell(1, "iperf3 -s -D");
     beside_rdma(&net, &sdk, || {
         let rates = iperf(&net, 2);
@@ -98,13 +97,12 @@ fn programs_over_tofu0() {
 /// MPI and RDMA for a while.
 #[test]
 fn programs_over_tofu0_for_long() {
-    const TEST: &str = "programs_over_tofu0_for_long";
-    if !long(TEST) {
+    if !long() {
         return;
     }
-    let Some(net) = Net::start(TEST, 2, &[]) else { return };
+    let Some(net) = Net::start(2, &[]) else { return };
     net.ssh();
-    let Some(sdk) = net.mpi_program(TEST) else { return };
+    let Some(sdk) = net.mpi_program() else { return };
     beside_rdma(&net, &sdk, || {
         net.stream(0, 1, 64 << 20, |_| ());
         net.mpi(1000);

@@ -63,11 +63,10 @@ impl Job {
 
 #[test]
 fn jobs_on_two_nodes() {
-    const TEST: &str = "jobs_on_two_nodes";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let job = Job::new(place);
     job.place.up(&["--name", "two", "--driver", "vfio"]);
     examples(&job);
@@ -319,11 +318,10 @@ fn libraries_stay(job: &Job) {
 
 #[test]
 fn run_makes_its_own_machine() {
-    const TEST: &str = "run_makes_its_own_machine";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let job = Job::new(place);
     let said = job.run(&["-n", "2", "./ring"]);
     assert!(
@@ -355,11 +353,10 @@ fn run_makes_its_own_machine() {
 /// instruction.
 #[test]
 fn job_script_in_modelled_time() {
-    const TEST: &str = "job_script_in_modelled_time";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let job = Job::new(place);
     job.sdk.compile("programs/pmi_ring.c", &["-ltofucom", "-ltofutop"]);
     let folder = job.place.path();
@@ -381,13 +378,12 @@ fn job_script_in_modelled_time() {
 
 #[test]
 fn mpi_and_utofu_in_one_program() {
-    const TEST: &str = "mpi_and_utofu_in_one_program";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let job = Job::new(place);
-    if !job.sdk.add_mpi(&job.place, TEST) {
+    if !job.sdk.add_mpi(&job.place) {
         return;
     }
     job.sdk.compile_mpi("../../guest-lib/utofu/examples/run/mpi_put.c", &["-ltofucom"]);
@@ -408,7 +404,7 @@ fn mpi_and_utofu_in_one_program() {
     );
     job.sdk.compile_mpi_cxx("programs/mpi_cxx.cc");
     let mut cxx = vec!["./mpi_cxx"];
-    if job.sdk.build_with_cmake("programs/mpi_cmake", TEST) {
+    if job.sdk.build_with_cmake("programs/mpi_cmake") {
         cxx.push("build/by_cmake_cxx");
         assert_eq!(job.run(&["--mpi", "-n", "2", "build/by_cmake_c"]).code, Some(9));
     }
@@ -422,8 +418,7 @@ fn mpi_and_utofu_in_one_program() {
 
 #[test]
 fn mistakes() {
-    const TEST: &str = "mistakes";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
     let job = Job::new(Place::empty());

@@ -11,11 +11,10 @@ const SHAPE: &str = "2x1x1x1x1x1";
 
 #[test]
 fn jobs_on_shared_nodes_are_isolated() {
-    const TEST: &str = "jobs_on_shared_nodes_are_isolated";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = driver::place(TEST) else { return };
+    let Some(place) = driver::place() else { return };
     let image = driver::image();
     are_apart(&place, &["--driver", "tofu", "--image", &image]);
     end(&place);
@@ -23,11 +22,10 @@ fn jobs_on_shared_nodes_are_isolated() {
 
 #[test]
 fn vfio_jobs_on_shared_nodes_are_isolated() {
-    const TEST: &str = "vfio_jobs_on_shared_nodes_are_isolated";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let sdk = are_apart(&place, &["--driver", "vfio"]);
     // Root has no limits except those that it sets itself.
     keeps_to_its_subnet(&place, &sdk, &["--root"]);

@@ -46,9 +46,8 @@ fn cases(output: &str) -> Vec<(String, &'static str)> {
 
 #[test]
 fn selftests_of_vfio() {
-    const TEST: &str = "selftests_of_vfio";
-    let Some(place) = Place::new(TEST, Image::Newest) else { return };
-    let Some(programs) = vfio_selftests(TEST) else { return };
+    let Some(place) = Place::new(Image::Newest) else { return };
+    let Some(programs) = vfio_selftests() else { return };
     let image = ["--image", Image::Newest.name(), "--shape", "1x1x1x1x1x1"];
     // They have exclusive use of the device.
     place.up(&[&image[..], &["--append", "tofu.net=off"]].concat());
@@ -184,8 +183,7 @@ fn printed(serve: &mut Running) -> String {
 /// that was recorded comes again to the last interrupt.
 #[test]
 fn nodes_in_modelled_time_measure_the_machine() {
-    const TEST: &str = "nodes_in_modelled_time_measure_the_machine";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", "2x1x1x1x1x1"];
     let up = ["up", "--linux", "--detach", "--time", "modelled"];
     let up = [&up[..], &image].concat();
@@ -237,8 +235,7 @@ fn nodes_in_modelled_time_measure_the_machine() {
 
 #[test]
 fn lspci_describes_a_served_device() {
-    const TEST: &str = "lspci_describes_a_served_device";
-    let Some(place) = Place::new(TEST, Image::Newest) else { return };
+    let Some(place) = Place::new(Image::Newest) else { return };
     let images = place.run(&["image", "ls", "--json"]).json();
     let image = images.as_array().unwrap().iter().find(|image| image["name"] == "tofu-tests");
     let client = Client { place: &place, image: image.unwrap() };

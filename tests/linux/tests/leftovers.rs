@@ -10,7 +10,7 @@ fn machine(place: &Place) -> u64 {
 
 #[test]
 fn killed_machine_leaves_nothing() {
-    let Some(place) = Place::new("killed_machine_leaves_nothing", Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     place.up(&[]);
     // With a command in flight, which must end as well.
     let command = place.start(&["exec", "0", "--", "sleep", "1000"]);
@@ -22,8 +22,7 @@ fn killed_machine_leaves_nothing() {
 
 #[test]
 fn killed_janitor_leaves_nothing() {
-    const TEST: &str = "killed_janitor_leaves_nothing";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     place.up(&[]);
     let first = machine(&place);
     kill(janitor(first));
@@ -45,8 +44,7 @@ fn killed_janitor_leaves_nothing() {
 
 #[test]
 fn machine_stopped_at_boot_leaves_nothing() {
-    const TEST: &str = "machine_stopped_at_boot_leaves_nothing";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     for by_force in [false, true] {
         let process = place.start(&["up", "--linux", "--json"]);
         wait_for("a monitor to run", MOMENT, || {

@@ -226,13 +226,12 @@ fn the_driver(place: &Place, generation: Generation) {
 
 #[test]
 fn nodes_with_and_without_the_driver() {
-    const TEST: &str = "nodes_with_and_without_the_driver";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
     let mut module = None;
     for generation in earlier() {
-        let Some(place) = driver::place(TEST) else { return };
+        let Some(place) = driver::place() else { return };
         let sdk = Sdk::new(&place);
         let text = MIXED.replace("SHAPE", SHAPE).replace("GENERATION", generation.name());
         let file = place.file("mixed.toml");
@@ -275,12 +274,11 @@ fn nodes_with_and_without_the_driver() {
 
 #[test]
 fn machines_whose_nodes_are_all_of_one_kind() {
-    const TEST: &str = "machines_whose_nodes_are_all_of_one_kind";
-    if !long(TEST) || !has_compiler(TEST) {
+    if !long() || !has_compiler() {
         return;
     }
     for generation in earlier() {
-        let Some(nodes) = Nodes::boot(TEST, generation) else { return };
+        let Some(nodes) = Nodes::boot(generation) else { return };
         for node in ["0", "1"] {
             for test in ["ioctls", "users", "memory", "barrier"] {
                 passes(&nodes.place, node, &[&format!("/tmp/{test}")]);
@@ -299,7 +297,7 @@ fn machines_whose_nodes_are_all_of_one_kind() {
         nodes.place.is_clean();
         drop(nodes);
 
-        let Some(place) = Place::new(TEST, Image::Default) else { return };
+        let Some(place) = Place::new(Image::Default) else { return };
         let sdk = Sdk::new(&place);
         let of = ["--generation", generation.name(), "--shape", SHAPE, "--memory", "512MiB"];
         place.up(&[&of[..], &["--driver", "vfio"]].concat());
@@ -326,14 +324,13 @@ fn on_all(place: &Place, sdk: &Sdk, generation: Generation) {
 /// A machine that exists for one run has the requested generation, with MPI, too.
 #[test]
 fn run_makes_a_machine_per_generation() {
-    const TEST: &str = "run_makes_a_machine_per_generation";
-    if !long(TEST) || !has_compiler(TEST) {
+    if !long() || !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let sdk = Sdk::new(&place);
     sdk.compile("../../guest-lib/utofu/examples/c/striping.c", &["-ltofucom", "-ltofutop"]);
-    let mpi = sdk.add_mpi(&place, TEST);
+    let mpi = sdk.add_mpi(&place);
     if mpi {
         sdk.compile_mpi("../../guest-lib/utofu/examples/run/mpi_put.c", &["-ltofucom"]);
     }

@@ -43,8 +43,7 @@ fn down(place: &Place, shards: [Running; 2]) {
 
 #[test]
 fn linux_nodes_of_two_shards_are_one_machine() {
-    const TEST: &str = "linux_nodes_of_two_shards_are_one_machine";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let shards = up(&place, &[]);
 
     // A program on either node, run from either shard, and its input.
@@ -74,7 +73,7 @@ fn linux_nodes_of_two_shards_are_one_machine() {
     // The interface is back a moment after the programs have released the device.
     let ping = "for i in $(seq 60); do ping -c 2 -W 60 10.0.0.1 && exit; sleep 1; done; exit 1";
     place.exec("tofu-part0/1", &["sh", "-c", ping]).ok();
-    if has_compiler(TEST) {
+    if has_compiler() {
         let sdk = Sdk::new(&place);
         sdk.compile("../../guest-lib/utofu/examples/run/ring.c", &["-ltofucom", "-ltofutop"]);
         for shard in ["tofu-part0", "tofu-part1"] {
@@ -90,17 +89,16 @@ fn linux_nodes_of_two_shards_are_one_machine() {
 /// Ranks find each other and send their MPI messages by IP over the torus.
 #[test]
 fn mpi_goes_from_shard_to_shard() {
-    const TEST: &str = "mpi_goes_from_shard_to_shard";
     if std::env::var_os("TOFU_LONG").is_none() {
-        skip(TEST, "takes a minute; TOFU_LONG=1 runs it");
+        skip("takes a minute; TOFU_LONG=1 runs it");
         return;
     }
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let sdk = Sdk::new(&place);
-    if !sdk.add_mpi(&place, TEST) {
+    if !sdk.add_mpi(&place) {
         return;
     }
     sdk.compile_mpi("../../guest-lib/utofu/examples/run/mpi_put.c", &["-ltofucom"]);

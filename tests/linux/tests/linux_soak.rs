@@ -83,8 +83,7 @@ impl<'a> Load<'a> {
 
 #[test]
 fn linux_nodes_lose_nothing_unreported() {
-    const TEST: &str = "linux_nodes_lose_nothing_unreported";
-    if !long(TEST) {
+    if !long() {
         return;
     }
     let others = (0..12).filter(|node| !LINUX.contains(node)).map(|node| {
@@ -95,13 +94,13 @@ fn linux_nodes_lose_nothing_unreported() {
         )
     });
     let file = format!("shape = \"unit\"\nlinux = true\n{}", others.collect::<String>());
-    let Some(net) = Net::of_file(TEST, &file, &LINUX) else { return };
+    let Some(net) = Net::of_file(&file, &LINUX) else { return };
     let sdk = Sdk::new(&net.place);
     sdk.compile("programs/soak.c", &["-ltofucom", "-ltofutop", "-lpthread"]);
     let rounds = std::env::var("TOFU_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
     let seed = std::env::var("TOFU_SEED").map_or(1, |seed| seed.parse().unwrap());
-    soak(&net, &sdk, (seed, rounds), sdk.add_mpi(&net.place, TEST));
-    // A board that fails with its guest, and recovers with another one.
+    soak(&net, &sdk, (seed, rounds), sdk.add_mpi(&net.place));
+    // A board that goes with its guest, and comes back with another one.
     net.place.run(&["board", "down", "4"]).ok();
     net.place.run_for(&["board", "up", "4"], LONG, b"").ok();
     let said = net.shell(0, "ping -c 3 -i 0.2 -w 20 n4");

@@ -120,8 +120,7 @@ fn features(place: &Place) -> String {
 
 #[test]
 fn nodes_of_tnw() {
-    const TEST: &str = "nodes_of_tnw";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let up = ["--generation", "tnw", "--shape", "2x1x1", "--doorbell"];
     place.up(&[&up[..], &["trapped"]].concat());
     let ps = place.ps();
@@ -135,7 +134,7 @@ fn nodes_of_tnw() {
     all_pairs(&place);
     place.run(&["fault", "off"]).ok();
     one_at_a_time(&place);
-    if has_compiler(TEST) {
+    if has_compiler() {
         jobs(&place);
     }
     assert_eq!(features(&place), "0x0");

@@ -13,7 +13,7 @@ fn up(place: &Place, args: &[&str]) -> Said {
 
 #[test]
 fn kernels_and_images() {
-    let Some(place) = Place::new("kernels_and_images", Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let text = place.file("text");
     fs::write(&text, "not a kernel").unwrap();
     let folder = place.file("folder");
@@ -107,7 +107,7 @@ fn sockets_and_names() {
 
 #[test]
 fn nodes_that_never_boot() {
-    let Some(place) = Place::new("nodes_that_never_boot", Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     // A kernel that panics, and says so.
     let error = up(&place, &["--append", "rdinit=/no/init root=none"]).error();
     assert!(error.contains("the last lines of its console: "), "{error}");

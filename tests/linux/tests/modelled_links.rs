@@ -40,11 +40,10 @@ fn ip(place: &Place) {
 
 #[test]
 fn link_errors_show_only_in_their_counters() {
-    const TEST: &str = "link_errors_show_only_in_their_counters";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let sdk = Sdk::new(&place);
     place.up(&["--links", "modelled", "--shape", "1x1x1x2x1x1"]);
     for name in ["FRAME_LCRC_ERROR_COUNT", "SLICE1_FCS_ERROR_COUNT"] {

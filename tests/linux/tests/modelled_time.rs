@@ -79,8 +79,7 @@ fn is_same(one: &(u64, String, Vec<String>), other: &(u64, String, Vec<String>))
 
 #[test]
 fn a_replay_stops_at_the_same_state() {
-    const TEST: &str = "a_replay_stops_at_the_same_state";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let record = place.file("input.jsonl");
     up(&place, &["--record", &record]);
     let before = time(&place)["guests"][0]["commands"].as_u64().unwrap();
@@ -128,8 +127,7 @@ fn a_replay_stops_at_the_same_state() {
 
 #[test]
 fn a_run_ends_where_time_is_to_stop() {
-    const TEST: &str = "a_run_ends_where_time_is_to_stop";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let run = ["run", "--time", "modelled", "--image", Image::Default.name(), "--until"];
     let ends = |until: &str, program: &[&str]| {
         let said = place.run_for(&[&run[..], &[until, "-n", "1"], program].concat(), BOOT, b"");
@@ -153,12 +151,11 @@ fn a_run_ends_where_time_is_to_stop() {
 /// although their programs wait for each other.
 #[test]
 fn a_debugger_stops_time_for_all() {
-    const TEST: &str = "a_debugger_stops_time_for_all";
     const HELD: &str = "10";
     if !have("gdb") {
-        return skip(TEST, "there is no gdb");
+        return skip("there is no gdb");
     }
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     up(&place, &[]);
     let alone = place.run_for(&talk("count=100"), LONG, b"").ok();
     let mut under = Running::start(place.command(&talk("count=100000")), b"");

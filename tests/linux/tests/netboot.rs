@@ -5,7 +5,7 @@ use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, wait_for};
 /// Two nodes boot at once and work together; then one boots again.
 #[test]
 fn linux_comes_over_the_torus() {
-    let Some(place) = Place::new("linux_comes_over_the_torus", Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     place.up(&["--boot", "tofu"]);
     let ps = place.ps();
     // The third node is the boot server.
@@ -37,7 +37,7 @@ fn linux_comes_over_the_torus() {
 /// A kernel that differs from the one that the server has announced is not started.
 #[test]
 fn changed_kernel_is_not_started() {
-    let Some(place) = Place::new("changed_kernel_is_not_started", Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let said = place.run(&["up", "--linux", "--boot", "tofu", "--boot-fault", "corrupt"]);
     let error = said.error();
     assert!(error.contains("the kernel has another SHA-256"), "{error}");

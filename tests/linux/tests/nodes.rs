@@ -65,7 +65,7 @@ fn end_receiver(place: &Place, receiver: Running) {
 
 #[test]
 fn two_nodes() {
-    let Some(place) = Place::new("two_nodes", Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     place.up(&["--name", "two", "--driver", "vfio"]);
     devices(&place);
     a_device_is_taken_away_in_mid_traffic(&place);
@@ -229,10 +229,9 @@ fn devices(place: &Place) {
 
 #[test]
 fn linux_and_bare_nodes_on_one_torus() {
-    const TEST: &str = "linux_and_bare_nodes_on_one_torus";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     if place.doctor()["can_run"] != true {
-        return skip(TEST, "bare guests need KVM, which this host does not have");
+        return skip("bare guests need KVM, which this host does not have");
     }
     let file = place.file("machine.toml");
     let text = "shape = \"2x2x1x1x1x1\"\nguest = \"allpairs\"\nargs = \"rounds=3\"\n\
@@ -261,8 +260,7 @@ fn linux_and_bare_nodes_on_one_torus() {
 
 #[test]
 fn monitor_is_killed_in_mid_traffic() {
-    const TEST: &str = "monitor_is_killed_in_mid_traffic";
-    let Some(place) = Place::new(TEST, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     place.up(&["--shape", "3x1x1x1x1x1", "--driver", "vfio", "--fail-with-guest"]);
     place.all_pairs(3, 1);
 

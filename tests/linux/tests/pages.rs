@@ -194,11 +194,10 @@ fn end(running: impl Iterator<Item = Running>) {
 
 #[test]
 fn commands_of_the_pages_run_as_they_stand() {
-    let test = "commands_of_the_pages_run_as_they_stand";
     for (page, command, _) in OTHERWISE {
         assert!(blocks(page).concat().iter().any(|text| text == command), "{page}: {command}");
     }
-    let Some(place) = Place::new(test, Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let reader = Reader::new(&place);
     reader.follow(README);
     reader.follow(TASKS);

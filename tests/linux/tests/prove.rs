@@ -330,7 +330,7 @@ fn nothing_runs(place: &Place) {
 
 #[test]
 fn shipped_driver_breaks_nothing() {
-    let Some(place) = driver::place("shipped_driver_breaks_nothing") else { return };
+    let Some(place) = driver::place() else { return };
     let (junit, sarif) = (place.file("report.xml"), place.file("report.sarif"));
     let said = prove(&place, &["--reloads", "3", "--junit", &junit, "--sarif", &sarif]);
     let report = report(&said);
@@ -352,7 +352,7 @@ fn shipped_driver_breaks_nothing() {
 
 #[test]
 fn wrong_drivers_are_named_by_their_rules() {
-    let Some(place) = driver::place("wrong_drivers_are_named_by_their_rules") else { return };
+    let Some(place) = driver::place() else { return };
     let right = prove(&place, &[SOURCE, "--reloads", "2"]);
     assert_eq!(right.code, Some(0), "{right:?}");
     let wrong: Vec<String> = WRONG.iter().filter_map(|wrong| missed(&place, wrong)).collect();
@@ -388,7 +388,7 @@ fn missed(place: &Place, wrong: &Wrong) -> Option<String> {
 
 #[test]
 fn drivers_that_end_badly_end_in_time() {
-    let Some(place) = driver::place("drivers_that_end_badly_end_in_time") else { return };
+    let Some(place) = driver::place() else { return };
     for (name, to, says) in [
         ("hangs", "\tfor (;;)\n\t\tmsleep(1000);\n", "has not ended after 10 s"),
         ("panics", "\tpanic(\"lost\");\n", "node "),
@@ -415,7 +415,7 @@ fn drivers_that_end_badly_end_in_time() {
 
 #[test]
 fn what_is_no_driver_is_refused_at_once() {
-    let Some(place) = driver::place("what_is_no_driver_is_refused_at_once") else { return };
+    let Some(place) = driver::place() else { return };
     let text = place.file("text.ko");
     fs::write(&text, "not a module").unwrap();
     let said = prove(&place, &[&text]);
@@ -438,7 +438,7 @@ fn what_is_no_driver_is_refused_at_once() {
 /// A program of small guests, as Linux runs it, drives the device through VFIO.
 #[test]
 fn vfio_program_is_proved() {
-    let Some(place) = driver::place("vfio_program_is_proved") else { return };
+    let Some(place) = driver::place() else { return };
     let folder = place.file("programs");
     place.run_for(&["image", "programs", &folder], PATIENCE, b"").ok();
     let program = format!("{folder}/puts");

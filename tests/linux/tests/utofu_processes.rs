@@ -15,12 +15,12 @@ use tofu_linux_tests::{Image, MOMENT, PATIENCE, Place, Said, skip, wait_for};
 const THERE: &str = "/tmp/utofu";
 
 /// A machine of two nodes that have the programs; or `None`, after the reason was printed.
-fn machine(test: &str) -> Option<Place> {
+fn machine() -> Option<Place> {
     if !have("gcc") {
-        skip(test, "there is no gcc");
+        skip("there is no gcc");
         return None;
     }
-    let place = Place::new(test, Image::Default)?;
+    let place = Place::new(Image::Default)?;
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let library = libraries().join("libtofucom.so");
     let folder = place.path().join("utofu");
@@ -97,7 +97,7 @@ fn others_have_it(place: &Place) -> Said {
 
 #[test]
 fn many_processes() {
-    let Some(place) = machine("many_processes") else { return };
+    let Some(place) = machine() else { return };
     that_nobody_counted(&place);
     by_interrupt(&place);
     of_two_nodes(&place);

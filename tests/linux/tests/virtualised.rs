@@ -16,8 +16,8 @@ fn libraries(program: &Path) -> BTreeSet<String> {
 }
 
 /// A node that can be a host, with our command and what it needs.
-fn host(test: &str) -> Option<Place> {
-    let place = Place::new(test, Image::Host)?;
+fn host() -> Option<Place> {
+    let place = Place::new(Image::Host)?;
     let up = ["--image", Image::Host.name(), "--shape", "1x1x1x1x1x1", "--vmm", "qemu"];
     // The kernel of a node does not enable Landlock by default. With two processors, guests and
     // at times the host itself are lost in QEMU's emulation of AMD-V.
@@ -26,7 +26,7 @@ fn host(test: &str) -> Option<Place> {
     place.up(&[&up[..], &more].concat());
     place.exec("0", &["modprobe", "kvm-amd"]).ok();
     if place.exec("0", &["test", "-c", "/dev/kvm"]).code != Some(0) {
-        skip(test, "the node's processor has no AMD-V, as with KVM on this host");
+        skip("the node's processor has no AMD-V, as with KVM on this host");
         return None;
     }
     // Its debug information would be most of it.
@@ -46,7 +46,7 @@ fn host(test: &str) -> Option<Place> {
 
 #[test]
 fn guests_run_on_hardware_virtualisation() {
-    let Some(place) = host("guests_run_on_hardware_virtualisation") else { return };
+    let Some(place) = host() else { return };
     let doctor = place.exec("0", &["/tmp/tofu", "doctor", "--json"]).json();
     assert_eq!(doctor["linux"]["vmm"], "tofu", "{doctor}");
 

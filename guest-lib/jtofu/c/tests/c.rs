@@ -63,8 +63,7 @@ fn header_compiles_as_c99_and_cxx() {
 
 #[test]
 fn library_exports_exactly_its_functions() {
-    let test = "library_exports_exactly_its_functions";
-    let Some(exported) = exported(test, "libtofutop.so") else { return };
+    let Some(exported) = exported("libtofutop.so") else { return };
     let expected = [
         "jtofu_add_job",
         "jtofu_create_mapinfo_by_envvars",

@@ -13,11 +13,11 @@ use tofu_linux_tests::{interrupt, kill, skip};
 use crate::tofu::{PATIENCE, Place, Process, wait_for};
 
 /// Returns true if this host can run small guests; if not, says so.
-fn can_run(place: &Place, test: &str) -> bool {
+fn can_run(place: &Place) -> bool {
     let doctor: Value = serde_json::from_str(&place.run(&["doctor", "--json"]).out).unwrap();
     let can = doctor["can_run"] == true;
     if !can {
-        skip(test, "small guests need KVM, which this host does not have");
+        skip("small guests need KVM, which this host does not have");
     }
     can
 }
@@ -154,9 +154,8 @@ fn is_page_of(page: &[u8], node: u32) {
 
 #[test]
 fn bare_nodes_ports_are_reachable_from_host() {
-    const TEST: &str = "bare_nodes_ports_are_reachable_from_host";
     let place = Place::new();
-    if !can_run(&place, TEST) {
+    if !can_run(&place) {
         return;
     }
     let mut up = servers(&place, &["--tap", "off", "--name", "web"]);
@@ -214,9 +213,8 @@ fn bare_nodes_ports_are_reachable_from_host() {
 
 #[test]
 fn killed_machine_leaves_nothing() {
-    const TEST: &str = "killed_machine_leaves_nothing";
     let place = Place::new();
-    if !can_run(&place, TEST) {
+    if !can_run(&place) {
         return;
     }
     let mut up = servers(&place, &["--tap", "off"]);
@@ -260,16 +258,15 @@ fn wrong_gateways_are_explained() {
 
 #[test]
 fn host_gets_an_interface() {
-    const TEST: &str = "host_gets_an_interface";
     let place = Place::new();
-    if !can_run(&place, TEST) {
+    if !can_run(&place) {
         return;
     }
-    let Some(host) = Namespace::new(TEST) else { return };
+    let Some(host) = Namespace::new() else { return };
     let before = host.state();
     let nat: &[&str] = if can_translate() { &["--nat"] } else { &[] };
     if nat.is_empty() {
-        skip(TEST, "address translation needs nft or iptables");
+        skip("address translation needs nft or iptables");
     }
     for tidily in [true, false] {
         let more = [&["--tap", "on", "--name", "web"], nat].concat();
@@ -319,7 +316,7 @@ fn host_gets_an_interface() {
 #[test]
 fn bad_frames_are_counted() {
     let place = Place::new();
-    if !can_run(&place, "bad_frames_are_counted") {
+    if !can_run(&place) {
         return;
     }
     let up = ["up", "--json", "--shape", "1x1x1x2x1x2", "--gateway", "0,0,0,0,0,0", "--tap", "off"];

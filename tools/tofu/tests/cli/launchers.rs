@@ -20,15 +20,15 @@ const LONGEST: &str = "800s";
 const SHAPE: &str = "4x1x1x1x1x1";
 const TOFU: &str = env!("CARGO_BIN_EXE_tofu");
 
-/// The paths of programs. Reports the first one that this host lacks.
-fn installed<const N: usize>(test: &str, programs: [&str; N]) -> Option<[PathBuf; N]> {
+/// Where programs are that this host has, or says which one it lacks.
+fn installed<const N: usize>(programs: [&str; N]) -> Option<[PathBuf; N]> {
     let path = std::env::var("PATH").unwrap_or_default();
     // Servers are not on everybody's path.
     let dirs: Vec<_> = path.split(':').chain(["/usr/sbin", "/sbin"]).map(PathBuf::from).collect();
     let find = |program: &str| {
         let found = dirs.iter().map(|dir| dir.join(program)).find(|file| file.is_file());
         if found.is_none() {
-            skip(test, &format!("{program} is not installed"));
+            skip(&format!("{program} is not installed"));
         }
         found
     };
@@ -77,7 +77,7 @@ fn ssh_starts_shards_by_its_server() {
     if !place.can_boot(TEST) {
         return;
     }
-    let Some([sshd, ssh, keygen]) = installed(TEST, ["sshd", "ssh", "ssh-keygen"]) else { return };
+    let Some([sshd, ssh, keygen]) = installed(["sshd", "ssh", "ssh-keygen"]) else { return };
     let dir = place.path().join("ssh");
     fs::create_dir(&dir).unwrap();
     let (at, port) = (dir.display(), free_port());
@@ -208,9 +208,9 @@ fn slurm_starts_shards_by_its_daemons() {
     if !place.can_boot(TEST) {
         return;
     }
-    let Some(programs) = installed(TEST, Slurm::PROGRAMS) else { return };
+    let Some(programs) = installed(Slurm::PROGRAMS) else { return };
     if !rustix::process::getuid().is_root() {
-        return skip(TEST, "Slurm's daemons are root's");
+        return skip("Slurm's daemons are root's");
     }
     let slurm = Slurm::start(programs, &place.path().join("slurm"));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../slurm/tofu.sbatch");
@@ -248,8 +248,7 @@ fn slurm_starts_shards_by_its_daemons() {
 
 #[test]
 fn manifests_match_kubernetes_schemas() {
-    const TEST: &str = "manifests_match_kubernetes_schemas";
-    let Some([validate]) = installed(TEST, ["kubernetes-validate"]) else { return };
+    let Some([validate]) = installed(["kubernetes-validate"]) else { return };
     let list: Value = serde_json::from_str(include_str!("../../../kubernetes/tofu.json")).unwrap();
     let place = Place::new();
     let check = |item: &Value| {

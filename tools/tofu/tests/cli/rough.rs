@@ -50,7 +50,7 @@ pub(crate) struct Rough {
 
 impl Rough {
     /// `None` if this host or user cannot have any, which it says.
-    fn new(test: &str) -> Option<Self> {
+    fn new() -> Option<Self> {
         let id = std::process::id();
         let names = [0, 1].map(|n| format!("tofu-rough-{id}-{n}"));
         let trouble = Arc::new(Trouble::default());
@@ -64,7 +64,7 @@ impl Rough {
                 Ok(tap)
             });
             let Ok(tap) = tap else {
-                skip(test, "no TAP interfaces: they need root and /dev/net/tun");
+                skip("no TAP interfaces: they need root and /dev/net/tun");
                 return None;
             };
             let address = format!("10.78.0.{}/24", n + 1);
@@ -74,7 +74,7 @@ impl Rough {
                 && ip(&["-n", name, "link", "set", "cable", "up"])
                 && ip(&["-n", name, "link", "set", "lo", "up"]);
             if !made {
-                skip(test, "no network namespaces: they need root and iproute2");
+                skip("no network namespaces: they need root and iproute2");
                 return None;
             }
             ends.push(tap);
@@ -159,7 +159,7 @@ fn shards_survive_delay_and_loss_until_cut() {
     if !hosts.place.can_boot(TEST) {
         return;
     }
-    let Some(rough) = Rough::new(TEST) else { return };
+    let Some(rough) = Rough::new() else { return };
     hosts.addresses = vec!["10.78.0.1:7700".to_owned(), "10.78.0.2:7700".to_owned()];
     hosts.init("apart");
     // The settings that the manual recommends for such networks.

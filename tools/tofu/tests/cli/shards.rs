@@ -663,7 +663,7 @@ fn cut_off_host_is_lost_but_stopped_one_not() {
         return;
     }
     let Some(namespaces) = Namespaces::new() else {
-        skip(test, "no network namespaces: they need root and iproute2");
+        skip("no network namespaces: they need root and iproute2");
         return;
     };
     hosts.addresses = vec!["10.77.0.1:7700".to_owned(), "10.77.0.2:7700".to_owned()];
