@@ -315,8 +315,8 @@ impl Outside {
         for (number, port) in ready(guests) {
             let Guest { sources, sent, pending } = &mut guests[number];
             let (index, source) = (port as usize, &mut sources[port as usize]);
-            if replay.is_some() {
-                // It has been recorded.
+            if recorded {
+                // It comes from the record.
                 read_some(source, PIECE);
                 continue;
             }
