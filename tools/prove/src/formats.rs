@@ -7,9 +7,20 @@ use serde_json::json;
 
 use crate::report::{Outcome, Report};
 
-/// The report as a test suite: a test for each scene, for each rule that was met, and for what is
-/// left behind and logged.
-pub(crate) fn junit(report: &Report) -> String {
+/// The start of an XML document.
+const XML: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
+
+/// Each report as a test suite.
+pub(crate) fn junit(reports: &[Report]) -> String {
+    let suites: String = reports.iter().map(suite).collect();
+    if reports.len() == 1 {
+        return format!("{XML}{suites}");
+    }
+    format!("{XML}<testsuites name=\"tofu prove\">\n{suites}</testsuites>\n")
+}
+
+/// A test for each scene, for each rule that was met, and for what is left behind and logged.
+fn suite(report: &Report) -> String {
     let mut cases = String::new();
     let (mut tests, mut failures, mut skipped) = (0, 0, 0);
     let mut case = |class: &str, name: &str, seconds: f64, result: Result<(), Option<&str>>| {
@@ -52,7 +63,7 @@ pub(crate) fn junit(report: &Report) -> String {
         case(class, class, 0.0, if lines.is_empty() { Ok(()) } else { Err(Some(&what)) });
     }
     format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tofu prove {}\" \
+        "<testsuite name=\"tofu prove {}\" \
          tests=\"{tests}\" failures=\"{failures}\" skipped=\"{skipped}\" time=\"{:.3}\">\n\
          {cases}</testsuite>\n",
         escaped(&report.driver),
@@ -76,8 +87,17 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// Broken rules, as results of an analysis.
-pub(crate) fn sarif(report: &Report) -> String {
+/// Broken rules, as results of an analysis of each driver.
+pub(crate) fn sarif(reports: &[Report]) -> String {
+    json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": reports.iter().map(analysis).collect::<Vec<_>>(),
+    })
+    .to_string()
+}
+
+fn analysis(report: &Report) -> serde_json::Value {
     let rule = |rule: &crate::report::RuleReport| {
         let text = json!({ "text": rule.rule });
         json!({ "id": rule.id, "shortDescription": text })
@@ -93,14 +113,9 @@ pub(crate) fn sarif(report: &Report) -> String {
         "rules": report.rules.iter().map(rule).collect::<Vec<_>>(),
     });
     json!({
-        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
-        "version": "2.1.0",
-        "runs": [{
-            "tool": { "driver": driver },
-            "results": report.broken().map(result).collect::<Vec<_>>(),
-        }],
+        "tool": { "driver": driver },
+        "results": report.broken().map(result).collect::<Vec<_>>(),
     })
-    .to_string()
 }
 
 #[cfg(test)]
@@ -129,7 +144,7 @@ mod tests {
 
     #[test]
     fn junit_counts_what_it_lists() {
-        let text = junit(&broken());
+        let text = junit(&[broken()]);
         assert!(text.contains("name=\"tofu prove a&lt;b&gt;.ko\""), "{text}");
         assert!(text.contains("message=\"no &quot;device&quot;?\""), "{text}");
         let times = |what: &str| text.matches(what).count();
@@ -142,8 +157,18 @@ mod tests {
     }
 
     #[test]
+    fn several_reports_are_suites_and_runs() {
+        let reports = [broken(), broken()];
+        let text = junit(&reports);
+        assert!(text.starts_with(XML) && text.ends_with("</testsuites>\n"), "{text}");
+        assert_eq!((text.matches(XML).count(), text.matches("<testsuite ").count()), (1, 2));
+        let value: serde_json::Value = serde_json::from_str(&sarif(&reports)).unwrap();
+        assert_eq!(value["runs"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
     fn sarif_has_a_result_for_each_broken_rule() {
-        let value: serde_json::Value = serde_json::from_str(&sarif(&broken())).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&sarif(&[broken()])).unwrap();
         let results = value["runs"][0]["results"].as_array().unwrap();
         assert_eq!(results.len(), 1);
         assert_eq!(results[0]["ruleId"], "T-REG-001");

@@ -41,18 +41,43 @@ const SHAPE: &str = "2x1x1x1x1x1";
 /// Kernels that check themselves need more than the default.
 const MEMORY: MemorySize = MemorySize(512 << 20);
 
-/// Proves the driver, prints the report and returns the exit code: 0 if nothing broke.
+/// Proves the drivers, prints a report about each and returns the exit code: 0 if nothing broke.
 ///
 /// # Errors
 ///
-/// If the driver cannot be tried at all: it is no driver, does not compile, or there is no image.
+/// If a driver cannot be tried at all: it is no driver, does not compile, or there is no image.
 pub fn run(options: &Options) -> anyhow::Result<u8> {
     let style = Style::detect(false).progress;
     let progress = ImageProgress::new(Arc::new(AtomicBool::new(false)), style);
-    let subject = Subject::new(options, &progress)?;
+    let subjects = Subject::all(options, &progress)?;
+    let spec = machine(options, &subjects)?;
+    // The process gives up the right to make files when the machine starts.
+    let junit = Output::create(options.junit.as_ref())?;
+    let sarif = Output::create(options.sarif.as_ref())?;
+    let start = Instant::now();
+    let lab = Lab::start(&spec, Ethernet::None, &progress)?;
+    progress.clear();
+    let reports = proved(&subjects, options, &lab, start)?;
+    drop(lab);
+    junit.write(&formats::junit(&reports))?;
+    sarif.write(&formats::sarif(&reports))?;
+    if options.json {
+        let text = match &reports[..] {
+            [report] => serde_json::to_string_pretty(report)?,
+            reports => serde_json::to_string_pretty(reports)?,
+        };
+        writeln!(io::stdout(), "{text}")?;
+    }
+    Ok(u8::from(!reports.iter().all(|report| report.ok)))
+}
+
+/// The machine that the drivers need.
+fn machine(options: &Options, subjects: &[(String, Subject)]) -> anyhow::Result<MachineSpec> {
+    // Several are all modules.
+    let (_, subject) = &subjects[0];
     let image = subject.image(&options.kernel).map(str::parse::<ImageName>).transpose();
     let image = image.map_err(|why| anyhow::anyhow!("--kernel: {why}"))?;
-    let spec = MachineSpec {
+    Ok(MachineSpec {
         shape: Some(SHAPE.parse()?),
         linux: Some(true),
         memory: Some(MEMORY),
@@ -63,32 +88,58 @@ pub fn run(options: &Options) -> anyhow::Result<u8> {
         // A busy host needs longer for that than for a command.
         boot_timeout: Some(Timeout(options.patience * 2)),
         ..MachineSpec::default()
-    };
-    // The process gives up the right to make files when the machine starts.
-    let junit = Output::create(options.junit.as_ref())?;
-    let sarif = Output::create(options.sarif.as_ref())?;
-    let start = Instant::now();
-    let lab = Lab::start(&spec, Ethernet::None, &progress)?;
-    progress.clear();
-    let mut report = Report::new(subject.name(), &lab.monitor);
-    let nodes = Nodes::new(&lab, options.patience, start + options.limit);
-    if !options.json {
-        writeln!(io::stdout(), "{} on two nodes, {}", report.driver, lab.monitor)?;
+    })
+}
+
+/// Proves one driver after the other on the same nodes, which are made as they were before, or
+/// anew. Prints each report, unless they are wanted as JSON.
+fn proved(
+    subjects: &[(String, Subject)],
+    options: &Options,
+    lab: &Lab,
+    mut start: Instant,
+) -> anyhow::Result<Vec<Report>> {
+    let mut reports: Vec<Report> = Vec::new();
+    let mut are_new = true;
+    for (i, (name, subject)) in subjects.iter().enumerate() {
+        let nodes = |start| Nodes::new(lab, options.patience, start + options.limit);
+        if let Some(last) = reports.last() {
+            are_new = scenes::clear(&subjects[i - 1].1, last, &nodes(start))?;
+        }
+        let mut report = life(name, subject, options, lab, &nodes(start));
+        if !are_new && report.as_ref().map_or(true, |report| report.lost_node) {
+            // Something that the driver before has left may have done it.
+            nodes(start).restart()?;
+            start = Instant::now();
+            report = life(name, subject, options, lab, &nodes(start));
+        }
+        let mut report = report?;
+        report.finish(start.elapsed());
+        if !options.json {
+            write!(io::stdout(), "{report}")?;
+        }
+        reports.push(report);
+        start = Instant::now();
     }
-    scenes::play(&subject, options, &nodes, &mut report, &mut |scene| {
+    Ok(reports)
+}
+
+/// Plays all scenes of a driver.
+fn life(
+    name: &str,
+    subject: &Subject,
+    options: &Options,
+    lab: &Lab,
+    nodes: &Nodes,
+) -> anyhow::Result<Report> {
+    let mut report = Report::new(name.to_owned(), &lab.monitor);
+    if !options.json {
+        writeln!(io::stdout(), "{name} on two nodes, {}", lab.monitor)?;
+    }
+    scenes::play(subject, options, nodes, &mut report, &mut |scene| {
         if options.json { Ok(()) } else { writeln!(io::stdout(), "{scene}") }
     })?;
-    drop(lab);
-    report.finish(start.elapsed());
-    junit.write(&formats::junit(&report))?;
-    sarif.write(&formats::sarif(&report))?;
-    let mut out = io::stdout().lock();
-    if options.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
-    } else {
-        write!(out, "{report}")?;
-    }
-    Ok(u8::from(!report.ok))
+    Ok(report)
 }
 
 /// A file that the report is written to, if it is wanted.

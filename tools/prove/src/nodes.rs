@@ -13,6 +13,7 @@ use tofu_control::protocol::{InspectRequest, Reply, Request};
 use tofu_control::{RemoteProgram, ask};
 use tofu_inspect::Value;
 use tofu_linux_nodes::lab::Lab;
+use tofu_supervisor::node::AgentNode;
 use tofu_supervisor::programs;
 use tofu_supervisor::registry::Registry;
 use tofu_ui::printable;
@@ -123,6 +124,26 @@ impl Nodes {
             }
         }
         Ok(said)
+    }
+
+    /// Ends both nodes and boots them again.
+    ///
+    /// # Errors
+    ///
+    /// If they do not boot in time.
+    pub(crate) fn restart(&self) -> anyhow::Result<()> {
+        for node in self.registry.linux() {
+            node.restart()?;
+        }
+        let end = Instant::now() + 2 * self.patience;
+        let is_ready = |node: &Arc<dyn AgentNode>| node.status().state == "ready";
+        while !self.registry.linux().iter().all(is_ready) {
+            if Instant::now() > end {
+                bail!("the nodes have not booted again");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     /// Copies a file to both nodes.

@@ -8,8 +8,9 @@ use tofu_spec::units::Interconnect;
 /// The options of `tofu prove`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A module, a folder with its source, or a program for VFIO; the shipped driver without one.
-    pub driver: Option<PathBuf>,
+    /// Modules, folders with the source of one, or a program for VFIO; the shipped driver without
+    /// any.
+    pub drivers: Vec<PathBuf>,
     /// Parameters of the module, or arguments of the program.
     pub arguments: Vec<String>,
     /// Kernel of the nodes, which is also what a source folder is compiled for.
@@ -28,7 +29,7 @@ pub struct Options {
     pub copy: Vec<PathBuf>,
     /// The longest time for a command on a node.
     pub patience: Duration,
-    /// The longest time for all scenes together.
+    /// The longest time for all scenes of a driver together.
     pub limit: Duration,
     /// Print the report as JSON.
     pub json: bool,

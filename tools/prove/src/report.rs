@@ -82,6 +82,9 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// The duration, with the boot of the nodes.
     pub seconds: f64,
+    /// A node did not answer any more.
+    #[serde(skip)]
+    pub(crate) lost_node: bool,
 }
 
 impl Report {
@@ -105,7 +108,13 @@ impl Report {
             notes: Vec::new(),
             warnings: Vec::new(),
             seconds: 0.0,
+            lost_node: false,
         }
+    }
+
+    /// Returns true if the nodes may not be as they were before.
+    pub(crate) fn is_untidy(&self) -> bool {
+        self.lost_node || !self.left.is_empty() || !self.warnings.is_empty()
     }
 
     /// Adds what was counted in a scene.

@@ -157,9 +157,30 @@ pub(crate) fn play(
             report.explain(subject.leaves_out());
         }
         Some(Stopped::Failed) => stage.leftovers_of_failure(&pinned, report),
-        Some(Stopped::Gone) => {}
+        Some(Stopped::Gone) => report.lost_node = true,
     }
     Ok(())
+}
+
+/// Makes the nodes as they were before a driver, for the next one: if it has left nothing, by a
+/// reset of the device, or else by new nodes. Returns whether the nodes are new.
+///
+/// # Errors
+///
+/// If new nodes do not boot.
+pub(crate) fn clear(subject: &Subject, report: &Report, nodes: &Nodes) -> anyhow::Result<bool> {
+    if !report.is_untidy() {
+        let name = subject.module().unwrap_or_default();
+        let script = format!(
+            "! grep -q '^{name} ' /proc/modules && {{ {DEVICE}[ ! -e $D/driver ] && \
+             echo 1 >$D/reset; }}"
+        );
+        if nodes.both(&script).is_ok_and(|said| said.iter().all(|said| said.ok)) {
+            return Ok(false);
+        }
+    }
+    nodes.restart()?;
+    Ok(true)
 }
 
 /// The reason for which no more scenes are played.
@@ -225,7 +246,8 @@ impl Stage<'_> {
             self.nodes.copy(&format!("/tmp/{name}"), &bytes)?;
         }
         if self.subject.module().is_some() {
-            let script = "rmmod tofu && dmesg -c >/dev/null";
+            // It is loaded if the nodes have just booted.
+            let script = "! grep -q '^tofu ' /proc/modules || rmmod tofu; dmesg -c >/dev/null";
             self.nodes.both_must(script).context("our own driver")?;
         } else {
             self.nodes.both_must("dmesg -c >/dev/null")?;
@@ -265,11 +287,13 @@ impl Stage<'_> {
             }
         }
         let said = self.bound()?;
-        let script = format!(
-            "{DEVICE}for i in $(seq 15); do ls $D/net 2>/dev/null && exit; sleep 0.1; done"
-        );
-        let found = self.nodes.both(&script)?;
-        self.has_network.store(found.iter().all(|said| !said.text.trim().is_empty()), Relaxed);
+        if self.subject.may_have_network() {
+            let script = format!(
+                "{DEVICE}for i in $(seq 15); do ls $D/net 2>/dev/null && exit; sleep 0.1; done"
+            );
+            let found = self.nodes.both(&script)?;
+            self.has_network.store(found.iter().all(|said| !said.text.trim().is_empty()), Relaxed);
+        }
         Ok(said)
     }
 

@@ -34,8 +34,6 @@ pub enum Subject {
         bytes: Vec<u8>,
         /// Its parameters.
         arguments: Vec<String>,
-        /// True if it takes our driver's place in the kernel, by its name.
-        compiled: bool,
     },
     /// A program that drives the device through VFIO.
     Program {
@@ -49,17 +47,38 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// The driver that the options name.
+    /// The drivers that the options name, with their names in reports.
     ///
     /// # Errors
     ///
-    /// If it is not a driver, or does not compile.
-    pub(crate) fn new(options: &Options, progress: &dyn Progress) -> anyhow::Result<Self> {
-        let Some(path) = &options.driver else { return Ok(Self::Shipped) };
+    /// If one is none, or does not compile, or if they need different nodes.
+    pub(crate) fn all(
+        options: &Options,
+        progress: &dyn Progress,
+    ) -> anyhow::Result<Vec<(String, Self)>> {
+        let [_, _, ..] = &options.drivers[..] else {
+            let subject = match options.drivers.first() {
+                Some(path) => Self::new(path, options, progress)?,
+                None => Self::Shipped,
+            };
+            return Ok(vec![(subject.name(), subject)]);
+        };
+        let one = |path: &PathBuf| {
+            let subject = Self::new(path, options, progress)?;
+            if subject.module().is_none() {
+                bail!("{}: programs are proved one at a time", path.display());
+            }
+            Ok((printable(&path.display().to_string()), subject))
+        };
+        options.drivers.iter().map(one).collect()
+    }
+
+    /// The driver in a file or folder.
+    fn new(path: &Path, options: &Options, progress: &dyn Progress) -> anyhow::Result<Self> {
         let arguments = options.arguments.clone();
         if path.is_dir() {
             let (name, bytes) = compiled(path, &options.kernel, progress)?;
-            return Ok(Self::Module { name, bytes, arguments, compiled: true });
+            return Ok(Self::Module { name, bytes, arguments });
         }
         let bytes = tofu_input::read(path, MOST)
             .with_context(|| format!("cannot read {}", path.display()))?;
@@ -68,13 +87,13 @@ impl Subject {
         }
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Ok(match path.extension().is_some_and(|extension| extension == "ko") {
-            true => Self::Module { name: module_name(&stem)?, bytes, arguments, compiled: false },
+            true => Self::Module { name: module_name(&stem)?, bytes, arguments },
             false => Self::Program { name: module_name(&stem)?, bytes, arguments },
         })
     }
 
-    /// Its name in reports.
-    pub(crate) fn name(&self) -> String {
+    /// Its name in the report, if it is alone.
+    fn name(&self) -> String {
         match self {
             Self::Shipped => "tofu.ko, as shipped".into(),
             Self::Module { name, .. } => format!("{name}.ko"),
@@ -113,7 +132,20 @@ impl Subject {
 
     /// A command that nodes have for traffic of the driver beside its network interface.
     pub(crate) fn traffic(&self) -> Option<&'static str> {
-        matches!(self, Self::Shipped).then_some(EXERCISE)
+        // A changed copy has the queues, too.
+        (self.module() == Some("tofu")).then_some(EXERCISE)
+    }
+
+    /// Returns false if it cannot make a network interface, because it does not name the kernel's
+    /// function for that.
+    pub(crate) fn may_have_network(&self) -> bool {
+        const REGISTERS: &[u8] = b"register_netdev";
+        match self {
+            Self::Module { bytes, .. } => {
+                bytes.windows(REGISTERS.len()).any(|bytes| bytes == REGISTERS)
+            }
+            Self::Shipped | Self::Program { .. } => true,
+        }
     }
 
     /// Rules that it does not meet in any traffic, and why.

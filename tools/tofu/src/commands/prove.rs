@@ -20,11 +20,11 @@ use crate::fault_plan;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ProveArgs {
     /// A module (.ko), a folder with its source and Kbuild, or a static program that drives the
-    /// device through VFIO [default: tofu.ko, as images have it]
+    /// device through VFIO [default: tofu.ko, as images have it]. Several modules have a report each
     #[arg(value_name = "DRIVER")]
-    driver: Option<PathBuf>,
+    drivers: Vec<PathBuf>,
 
-    /// Parameters of the module, or arguments of the program
+    /// Parameters of the modules, or arguments of the program
     #[arg(value_name = "ARG", last = true)]
     arguments: Vec<String>,
 
@@ -66,11 +66,11 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "TIME", default_value = "60s")]
     patience: Timeout,
 
-    /// Time after which no further command is started
+    /// Time after which no further command is started, for each driver
     #[arg(long, value_name = "TIME", default_value = "15m")]
     limit: Timeout,
 
-    /// Print the report as JSON
+    /// Print the report as JSON; those about several drivers as an array
     #[arg(long)]
     json: bool,
 
@@ -99,6 +99,7 @@ const EXAMPLES: &str = "\
 Examples:
   tofu prove                      the shipped driver
   tofu prove ./first_put          a folder with Kbuild, compiled for the nodes' kernel
+  tofu prove wrong/*.ko --quick   one after the other on the same nodes
   tofu prove my.ko --reloads 100 -- debug=1
   tofu prove ./my-vfio --junit report.xml
 
@@ -111,7 +112,7 @@ pub(crate) fn run(args: &ProveArgs) -> anyhow::Result<u8> {
     let plans = plans.collect::<anyhow::Result<Vec<_>>>()?;
     let faults = args.fault.into_iter().map(|DeviceFaults(text)| text).chain(plans);
     tofu_prove::run(&Options {
-        driver: args.driver,
+        drivers: args.drivers,
         arguments: args.arguments,
         kernel: args.kernel,
         generation: args.generation,
