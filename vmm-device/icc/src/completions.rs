@@ -222,6 +222,8 @@ pub(crate) struct Completions {
     /// The time at which the message receive queue was found full, in nanoseconds; `u64::MAX` if it
     /// has room.
     full_since_ns: u64,
+    /// FULL_POINTER was ahead when it was looked at.
+    is_ahead: bool,
     interrupt: HeldInterrupt,
     failures: Failures,
 }
@@ -238,6 +240,7 @@ inspect!(Completions {
     held_tcq,
     held_mrq,
     full_since_ns as time,
+    is_ahead,
     interrupt,
     failures as skip,
 });
@@ -263,6 +266,7 @@ impl Completions {
             held_tcq: Held::new(TCQ_ENTRY_SIZE),
             held_mrq: Held::new(MRQ_ENTRY_SIZE),
             full_since_ns: u64::MAX,
+            is_ahead: false,
             interrupt: HeldInterrupt::NONE,
             failures: Failures::default(),
         }
@@ -561,16 +565,28 @@ impl Completions {
         }
     }
 
-    /// Writes a notice, or drops it if there has been no room for too long. Returns false if it
-    /// must wait for room.
-    #[inline]
+    /// Entries that the driver has not consumed, by its FULL_POINTER. There are more than the queue
+    /// has if the pointer is ahead.
+    fn waiting(&self, consumed: u64) -> u64 {
+        self.mrq.count().wrapping_sub(consumed) & (2 * u64::from(self.mrq.entries()) - 1)
+    }
+
+    /// The rule that is broken if FULL_POINTER is ahead of what was written, unless it was ahead at
+    /// the call before.
+    pub(crate) fn has_run_ahead(&mut self, page: &Page) -> Option<Rule> {
+        let waiting = self.waiting(page.load(CqReg::MrqFullPointer));
+        let before = self.is_ahead;
+        self.is_ahead = waiting > u64::from(self.mrq.entries());
+        (self.is_ahead && !before).then_some(Rule::MrqWritten)
+    }
+
+    /// Writes a notice, or drops it if there was no room for so long that it is lost. Returns false
+    /// if it has to wait for room.
     fn write_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) -> bool {
         let entries = u64::from(self.mrq.entries());
-        let consumed = w.page.load(CqReg::MrqFullPointer);
-        let waiting = self.mrq.count().wrapping_sub(consumed) & (2 * entries - 1);
-        if waiting >= entries {
-            if waiting > entries && self.full_since_ns == u64::MAX {
-                w.rules.broke(Rule::MrqWritten);
+        if self.waiting(w.page.load(CqReg::MrqFullPointer)) >= entries {
+            if let Some(rule) = self.has_run_ahead(w.page) {
+                w.rules.broke(rule);
             }
             self.full_since_ns = self.full_since_ns.min(w.now_ns);
             if w.now_ns - self.full_since_ns < self.policy.patience_ns {

@@ -112,7 +112,9 @@ pub(crate) struct Cq {
     /// DESCRIPTOR_PROCESS_STOP and DESCRIPTOR_FETCH_STOP.
     process_stop: AtomicBool,
     fetch_stop: AtomicBool,
-    /// The fields of STATUS about the next descriptor, from the queue's last turn.
+    /// The driver has disabled the queue, and has not looked at STATUS since.
+    unseen_stop: AtomicBool,
+    /// The fields of STATUS about the next descriptor, as of the last time that the queue ran.
     next: AtomicU64,
     /// Descriptors that a session may still start, and whether there were ever too many to count.
     session: AtomicU32,
@@ -156,6 +158,7 @@ impl Cq {
             plain: [const { AtomicU64::new(0) }; PLAIN],
             process_stop: AtomicBool::new(false),
             fetch_stop: AtomicBool::new(false),
+            unseen_stop: AtomicBool::new(false),
             next: AtomicU64::new(0),
             session: AtomicU32::new(0),
             session_overflow: AtomicBool::new(false),
@@ -275,6 +278,13 @@ impl Cq {
             .with_session_offset(self.session.load(SeqCst))
             .with_session_offset_overflow(self.session_overflow.load(SeqCst))
             .0
+    }
+
+    /// Notes whether the driver has disabled the queue without looking at STATUS. Returns what was
+    /// noted before.
+    pub(crate) fn set_unseen_stop(&self, unseen: bool) -> bool {
+        // STATUS is polled, and rarely after a stop.
+        self.unseen_stop.load(SeqCst) != unseen && self.unseen_stop.swap(unseen, SeqCst)
     }
 
     /// Reads a system register.
@@ -508,6 +518,7 @@ impl Cq {
         }
         self.process_stop.store(false, SeqCst);
         self.fetch_stop.store(false, SeqCst);
+        self.unseen_stop.store(false, SeqCst);
         self.session.store(0, SeqCst);
         self.session_overflow.store(false, SeqCst);
         self.next.store(0, SeqCst);

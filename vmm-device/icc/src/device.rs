@@ -167,6 +167,7 @@ impl Icc {
             self.expire_packets(self.host.now_ns(), true);
             self.ring_all();
         } else {
+            self.queues.iter().for_each(|queue| self.note_unseen_stop(queue, "Bus Master Enable"));
             self.queues.iter().filter(|queue| queue.enabled()).for_each(Cq::quiesce);
             self.tnis.iter().for_each(Tni::quiesce_packets);
             self.quiesce_barrier();
@@ -545,8 +546,9 @@ impl Icc {
         self.memory.get()
     }
 
-    pub(crate) fn reach(&self) -> &Reach {
-        &self.memory
+    /// The memory without the faults that drivers are tried with, for what only looks.
+    pub(crate) fn faultless_memory(&self) -> &dyn DmaMemory {
+        self.memory.faultless()
     }
 
     /// The kind of controller.

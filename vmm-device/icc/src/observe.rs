@@ -10,8 +10,10 @@
 //! | `violations` | the rate-limited log of what a guest does against the rules |
 //! | `rules` | the rules that result codes and interrupt requests are about |
 //! | `rule_counts` | where these are counted, and the counts of all rules |
+//! | `blank` | rings that have to be blank when the device begins to use them |
 //! | `failures`, `explain` | the last failed commands, and the reason of a failure in words |
 
+pub(crate) mod blank;
 pub(crate) mod explain;
 pub(crate) mod failures;
 pub(crate) mod format;

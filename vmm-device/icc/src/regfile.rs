@@ -91,7 +91,13 @@ impl Icc {
     fn read_register(&self, register: Register) -> u64 {
         match register {
             Register::Cq { tni, cq, reg } => self.queue(tni, cq).read_page(reg),
-            Register::Cqs { tni, cq, reg } => self.queue(tni, cq).read(reg),
+            Register::Cqs { tni, cq, reg } => {
+                let queue = self.queue(tni, cq);
+                if reg == CqsReg::Status && queue.set_unseen_stop(false) {
+                    self.rules.lane(tni.index()).kept(Point::QueueStopped);
+                }
+                queue.read(reg)
+            }
             Register::Tni { reg: TniReg::CqPresent, .. } => (1 << self.description().cqs) - 1,
             Register::Tni { tni, reg } => self.tni(tni).read(reg),
             Register::Port { port, reg } => self.read_port(port, reg),
@@ -175,6 +181,9 @@ impl Icc {
             | CqReg::PiggybackBuffer1
             | CqReg::PiggybackBuffer2 => {
                 queue.page.store(reg, write.merge(queue.page.load(reg)));
+                if reg == CqReg::MrqFullPointer {
+                    self.note_full_pointer(queue);
+                }
             }
             // Counters.
             _ => {}
@@ -265,6 +274,8 @@ impl Icc {
             if queue.enabled() {
                 return;
             }
+            self.note_unseen_stop(queue, "ENABLE");
+            self.note_valid_entries(queue);
             match queue.enable(self.description()) {
                 // Descriptors already in the queue are fetched at the next doorbell.
                 Ok(()) => {
@@ -285,8 +296,12 @@ impl Icc {
                     queue.irq.request(self.host(), CqsIrqs::TOQ_READ_EXCEPTION);
                 }
             }
-        } else if queue.disable() {
-            self.host().queue_enabled(queue.tni, queue.id.into(), false);
+        } else {
+            self.note_full_pointer(queue);
+            if queue.disable() {
+                queue.set_unseen_stop(true);
+                self.host().queue_enabled(queue.tni, queue.id.into(), false);
+            }
         }
     }
 
@@ -300,6 +315,9 @@ impl Icc {
             TniReg::Imc => unit.irq.clear_mask(self.host(), bits),
             TniReg::Icl => unit.irq.set_level(merged),
             _ => {
+                if reg == TniReg::PrqPa {
+                    self.note_packet_entries(tni, merged);
+                }
                 if unit.write(reg, merged) {
                     self.ring_all();
                 }

@@ -16,6 +16,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 const TNI: TniId = TniId::ALL[0];
 const CQ: CqId = CqId::ALL[0];
 const TOQ: u64 = 0x1_0000;
+const TCQ: u64 = 0x2_0000;
+const MRQ: u64 = 0x3_0000;
 const STEERING: u64 = 0x4_0000;
 const BLOCKS: u64 = 0x5_0000;
 const PAGES: u64 = 0x6_0000;
@@ -57,11 +59,22 @@ impl Driver {
     /// Does what the guide says, up to a queue that is enabled and has STag 1, of 64 KiB.
     fn open() -> Self {
         let driver = Self::probe();
-        driver.write(tni(TniReg::Enable), 1);
+        driver.enable();
+        for page in 0..16 {
+            driver.store(PAGES + 8 * page, &[(0x8_0000 + 0x1000 * page) | 1 << 7]);
+        }
+        driver.store(BLOCKS + 16, &[PAGES | 1 << 7, 16]);
+        driver.store(STEERING + 16, &[1 << 48 | 1 << 7, 0x1_0000]);
+        driver
+    }
+
+    /// Enables the interface and the queue.
+    fn enable(&self) {
+        self.write(tni(TniReg::Enable), 1);
         for (reg, value) in [
             (CqsReg::ToqIpa, TOQ),
-            (CqsReg::TcqIpa, 0x2_0000),
-            (CqsReg::MrqIpa, 0x3_0000),
+            (CqsReg::TcqIpa, TCQ),
+            (CqsReg::MrqIpa, MRQ),
             (CqsReg::MemoryBlockTableIpa, BLOCKS),
             (CqsReg::MemoryBlockTableSize, 4),
             (CqsReg::MemoryBlockTableEnable, 1),
@@ -70,14 +83,8 @@ impl Driver {
             (CqsReg::SteeringTableEnable, 1),
             (CqsReg::Enable, 1),
         ] {
-            driver.write(cqs(reg), value);
+            self.write(cqs(reg), value);
         }
-        for page in 0..16 {
-            driver.store(PAGES + 8 * page, &[(0x8_0000 + 0x1000 * page) | 1 << 7]);
-        }
-        driver.store(BLOCKS + 16, &[PAGES | 1 << 7, 16]);
-        driver.store(STEERING + 16, &[1 << 48 | 1 << 7, 0x1_0000]);
-        driver
     }
 
     /// Posts a command in the next slot and rings the doorbell.
@@ -167,6 +174,18 @@ const WRONG: &[(&str, Wrong)] = &[
         driver.write(Register::Cq { tni: TNI, cq: CQ, reg: CqReg::FetchStart }, 2);
         driver
     }),
+    ("T-CQ-008", || {
+        let driver = Driver::open();
+        driver.write(cqs(CqsReg::Enable), 0);
+        driver.icc.set_bus_master(false);
+        driver
+    }),
+    ("T-CQ-008", || {
+        let driver = Driver::open();
+        driver.write(cqs(CqsReg::Enable), 0);
+        driver.write(cqs(CqsReg::Enable), 1);
+        driver
+    }),
     ("T-TOQ-001", || {
         let driver = Driver::probe();
         driver.write(tni(TniReg::Enable), 1);
@@ -186,6 +205,25 @@ const WRONG: &[(&str, Wrong)] = &[
             let page = Register::Cq { tni: TNI, cq: CQ, reg: CqReg::FetchStart }.offset() & !0xfff;
             driver.icc.bar_write(page + offset, &[0; 8]);
         }
+        driver
+    }),
+    // The rings are those of an earlier life, or were never cleared.
+    ("T-TCQ-002", || {
+        let driver = Driver::probe();
+        driver.store(TCQ + 8 * 2047, &[1 << 7]);
+        driver.enable();
+        driver
+    }),
+    ("T-MRQ-004", || {
+        let driver = Driver::probe();
+        driver.store(MRQ + 32 * 1000, &[1 << 7]);
+        driver.enable();
+        driver
+    }),
+    // A notice is taken twice, before which none came.
+    ("T-MRQ-003", || {
+        let driver = Driver::open();
+        driver.write(Register::Cq { tni: TNI, cq: CQ, reg: CqReg::MrqFullPointer }, 1);
         driver
     }),
     ("T-CMD-001", || {
@@ -277,6 +315,18 @@ const WRONG: &[(&str, Wrong)] = &[
         driver.write(tni(TniReg::PrqPa), 0x7_0004);
         driver
     }),
+    ("T-PKT-006", || {
+        let driver = Driver::open();
+        driver.write(tni(TniReg::PrqPa), 0x7_0000);
+        driver.write(tni(TniReg::PrqFullPointer), 1);
+        driver
+    }),
+    ("T-PKT-007", || {
+        let driver = Driver::open();
+        driver.store(0x7_0008, &[1 << 7]);
+        driver.write(tni(TniReg::PrqPa), 0x7_0000);
+        driver
+    }),
     ("T-BG-001", || {
         let driver = Driver::open();
         let gate = |reg| Register::Bgs { tni: TNI, bg: BgId::ALL[0], reg };
@@ -366,15 +416,25 @@ const MISTAKES: &[(&str, &str, Wrong)] = &[
         driver.icc.reset();
         driver.icc.set_bus_master(true);
         driver.write(tni(TniReg::Enable), 1);
-        for (reg, value) in
-            [(CqsReg::ToqIpa, TOQ), (CqsReg::TcqIpa, 0x2_0000), (CqsReg::MrqIpa, 0x3_0000)]
-        {
+        for (reg, value) in [(CqsReg::ToqIpa, TOQ), (CqsReg::TcqIpa, TCQ), (CqsReg::MrqIpa, MRQ)] {
             driver.write(cqs(reg), value);
         }
         driver.write(cqs(CqsReg::Enable), 1);
         driver.post(good_put());
         driver
     }),
+    (
+        "a queue is opened again on rings that still have the entries of its last life",
+        "T-TCQ-002",
+        || {
+            let driver = Driver::open();
+            driver.post(put(Header1(0), Header2(0), 2, 64));
+            driver.write(cqs(CqsReg::Enable), 0);
+            driver.icc.bar_read(cqs(CqsReg::Status).offset(), &mut [0; 8]);
+            driver.write(cqs(CqsReg::Enable), 1);
+            driver
+        },
+    ),
     ("a queue is made anew after a suspend without Bus Master Enable", "T-CQ-001", || {
         let driver = Driver::open();
         driver.write(cqs(CqsReg::Enable), 0);
@@ -400,9 +460,12 @@ fn good_driver_breaks_nothing() {
     driver.store(STEERING + 16, &[0, 0]);
     driver.write(cqs(CqsReg::CacheFlush), 1);
     driver.write(cqs(CqsReg::Enable), 0);
+    driver.icc.bar_read(cqs(CqsReg::Status).offset(), &mut [0; 8]);
     driver.write(cqs(CqsReg::ToqSize), 1);
+    driver.icc.set_bus_master(false);
     assert_eq!(driver.broken(), [""; 0]);
-    for id in ["T-REG-003", "T-CQ-001", "T-CQ-005", "T-CQ-007", "T-AT-004"] {
+    for id in ["T-REG-003", "T-CQ-001", "T-CQ-008", "T-TCQ-002", "T-CQ-005", "T-CQ-007", "T-AT-004"]
+    {
         assert!(driver.tally(id).kept > 0, "{id}");
     }
     assert!(driver.tally("T-BG-001").never_met());

@@ -60,6 +60,8 @@ listed! {
         QueueEnabled,
         /// A register that is fixed while its queue is enabled was written while it was not.
         QueueSetUp,
+        /// STATUS of a control queue was read after the queue was disabled.
+        QueueStopped,
         /// A direct descriptor was taken.
         Direct,
         /// A descriptor without a message was carried out: NOP, WRITE_PIGGYBACK_BUFFER.
@@ -157,6 +159,9 @@ rules! {
         "FETCH_START and direct descriptors are written only while the queue is enabled.";
     DoorbellValue "T-CQ-007" Public [Doorbell]
         "FETCH_START is written with 1 only.";
+    QueueStops "T-CQ-008" Ours [QueueStopped]
+        "STATUS is read after a queue was disabled, before it is enabled again or Bus Master \
+         Enable is cleared.";
 
     ToqMemory "T-TOQ-001" Public [Local Ended Failed PacketSent]
         "The TOQ is memory that the device can read and write.";
@@ -166,6 +171,8 @@ rules! {
         "A direct descriptor is written only when the one before was taken.";
     TcqMemory "T-TCQ-001" Public [Local Ended PacketSent]
         "The TCQ is memory that the device can write.";
+    TcqBlank "T-TCQ-002" Public [QueueEnabled]
+        "No entry of the TCQ is valid when its queue is enabled.";
 
     CommandCode "T-CMD-001" Public [Local Ended Failed PacketSent]
         "The command code of a descriptor exists.";
@@ -246,6 +253,8 @@ rules! {
         "The MRQ is memory that the device can write.";
     MrqWritten "T-MRQ-003" Ours [Notice]
         "MRQ_FULL_POINTER is not ahead of the notices that were written.";
+    MrqBlank "T-MRQ-004" Public [QueueEnabled]
+        "No entry of the MRQ is valid when its queue is enabled.";
 
     ArmWord "T-IRQ-001" Ours [Asked]
         "INTERRUPT_ARM_IPA is the address of a word in memory, a multiple of 8.";
@@ -263,6 +272,10 @@ rules! {
          PRQ_INTERRUPT_ARM_PA.";
     PacketQueues "T-PKT-005" Ours [PacketQueue]
         "PBQ_PA and PRQ_PA are multiples of 8, and the sizes written before are 0 to 5.";
+    PrqWritten "T-PKT-006" Ours [PacketTaken]
+        "PRQ_FULL_POINTER is not ahead of the entries that were written.";
+    PrqBlank "T-PKT-007" Public [PacketQueue]
+        "No entry of the PRQ is valid when PRQ_PA is written.";
 
     GateLinks "T-BG-001" Public [GateEnabled]
         "The links of a gate lead to gates that exist when it is enabled.";

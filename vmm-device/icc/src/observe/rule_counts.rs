@@ -1,11 +1,18 @@
 //! Counts of the rules behind exceptions, and the counts of all rules.
 
+use tofu_abi::TniId;
 use tofu_abi::irq::{BgsIrqs, CqsIrqs, TniIrqs};
+use tofu_abi::queue::{MRQ_ENTRY_SIZE, PRQ_ENTRY_SIZE, TCQ_ENTRY_SIZE};
+use tofu_abi::regs::{CqsReg, Register, TniReg};
 use tofu_rules::{Report, Rule};
+use tofu_sync::lock;
 
+use crate::cq::Cq;
 use crate::device::Icc;
 use crate::irq::IrqUnit;
+use crate::observe::blank::first_valid;
 use crate::observe::rules::{OF_GATE, OF_INTERFACE, OF_QUEUE};
+use crate::observe::violations::RegisterName;
 
 impl Icc {
     /// Counts the rules behind these exceptions of a queue.
@@ -32,9 +39,70 @@ impl Icc {
         broken.for_each(|(_, rule)| self.rules.broke(*rule));
     }
 
-    /// The counts of all rules. Also checks for entries of tables that have changed while the
-    /// device still uses its cached copies.
+    /// Counts that a queue was disabled, and that the driver has not looked whether it has stopped
+    /// before it does the next thing.
+    pub(crate) fn note_unseen_stop(&self, queue: &Cq, register: &str) {
+        if queue.set_unseen_stop(false) {
+            let name = queue.name();
+            let what =
+                format_args!("write to {register}: {name} was disabled, and STATUS not read");
+            self.breach(Rule::QueueStops, what);
+        }
+    }
+
+    /// Counts entries that are valid in the rings of a queue that is going to be enabled.
+    pub(crate) fn note_valid_entries(&self, queue: &Cq) {
+        for (reg, size, rule) in [
+            (CqsReg::TcqIpa, TCQ_ENTRY_SIZE, Rule::TcqBlank),
+            (CqsReg::MrqIpa, MRQ_ENTRY_SIZE, Rule::MrqBlank),
+        ] {
+            let register = Register::Cqs { tni: queue.tni, cq: queue.id, reg };
+            self.note_valid_entry((register, queue.read(reg)), size, rule);
+        }
+    }
+
+    /// The same for a packet receive queue, whose address is going to be set.
+    pub(crate) fn note_packet_entries(&self, tni: TniId, address: u64) {
+        if address != 0 {
+            let register = Register::Tni { tni, reg: TniReg::PrqPa };
+            self.note_valid_entry((register, address), PRQ_ENTRY_SIZE, Rule::PrqBlank);
+        }
+    }
+
+    fn note_valid_entry(&self, (register, ring): (Register, u64), size: usize, rule: Rule) {
+        if self.dma_enabled()
+            && let Some(entry) = first_valid(self.faultless_memory(), ring, size)
+        {
+            let register = RegisterName(register);
+            let what = format_args!("entry {entry} at {register}, {ring:#x}, is valid already");
+            self.breach(rule, what);
+        }
+    }
+
+    /// Counts that MRQ_FULL_POINTER is ahead, once until it is not.
+    pub(crate) fn note_full_pointer(&self, queue: &Cq) {
+        let mut completions = queue.lock_completions();
+        let broken = completions.as_mut().and_then(|c| c.has_run_ahead(&queue.page));
+        drop(completions);
+        if let Some(rule) = broken {
+            let name = queue.name();
+            self.breach(rule, format_args!("{name} MRQ_FULL_POINTER is ahead of the notices"));
+        }
+    }
+
+    /// The counts of all rules. Pointers that are ahead are found now, and entries of tables that
+    /// have changed while the device still uses what it had read of them.
     pub fn rules(&self) -> Report {
+        self.queues()
+            .iter()
+            .filter(|queue| queue.enabled())
+            .for_each(|q| self.note_full_pointer(q));
+        for tni in self.tnis() {
+            let mut packets = lock(&tni.packets);
+            if packets.has_run_ahead(tni.read(TniReg::PrqFullPointer)) {
+                self.rules.broke(Rule::PrqWritten);
+            }
+        }
         let mut report = self.rules.report();
         if self.dma_enabled() {
             let enabled = self.queues().iter().filter(|queue| queue.enabled());

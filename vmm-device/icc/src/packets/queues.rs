@@ -81,9 +81,11 @@ pub(crate) struct PacketQueues {
     receive: Option<Ring>,
     held: Held<PrqEntry>,
     interrupt: HeldInterrupt,
+    /// FULL_POINTER was ahead when it was looked at.
+    is_ahead: bool,
 }
 
-inspect!(PacketQueues { buffers, receive, held, interrupt });
+inspect!(PacketQueues { buffers, receive, held, interrupt, is_ahead });
 
 impl Default for PacketQueues {
     fn default() -> Self {
@@ -92,11 +94,22 @@ impl Default for PacketQueues {
             receive: None,
             held: Held::new(PRQ_ENTRY_SIZE),
             interrupt: HeldInterrupt::NONE,
+            is_ahead: false,
         }
     }
 }
 
 impl PacketQueues {
+    /// Returns true if FULL_POINTER is ahead of what was written, unless it was ahead at the call
+    /// before.
+    pub(crate) fn has_run_ahead(&mut self, consumed: u64) -> bool {
+        let Some(Ring { index, .. }) = self.receive else { return false };
+        let entries = u64::from(index.entries());
+        let before = self.is_ahead;
+        self.is_ahead = index.count().wrapping_sub(consumed) & (2 * entries - 1) > entries;
+        self.is_ahead && !before
+    }
+
     /// Restarts the packet buffer queue.
     pub(crate) fn set_buffers(&mut self, base: u64, size: u64) {
         self.buffers = Ring::new(base, size);
