@@ -12,6 +12,10 @@ use tofu_linux_tests::{PATIENCE, Place, Said, driver};
 /// Lines of the driver that variants replace.
 const HEADER: &str = "#include <linux/pci.h>\n";
 const WITH_DELAY: &str = "#include <linux/delay.h>\n#include <linux/pci.h>\n";
+const WITH_SLAB: &str = "#include <linux/pci.h>\n#include <linux/slab.h>\n";
+const OPEN: &str = "\terror = open_queue(this);\n";
+const DONE: &str = "\tdma_rmb();\n\tdev_info";
+const CLOSE: &str = "\tclose_queue(this);\n\tpci_clear_master";
 const DRVDATA: &str = "\tpci_set_drvdata(pdev, this);\n";
 const SOURCE: &str = "../../guest-lib/kernel/samples/first_put";
 
@@ -33,7 +37,7 @@ enum Named {
 
 use Named::{Left, Rule, Scene, Warning};
 
-const WRONG: [Wrong; 31] = [
+const WRONG: [Wrong; 39] = [
     Wrong {
         name: "no_master",
         edits: &[("\tpci_set_master(pdev);\n", "")],
@@ -143,7 +147,7 @@ const WRONG: [Wrong; 31] = [
     },
     Wrong {
         name: "left_open",
-        edits: &[("\tclose_queue(this);\n\tpci_clear_master", "\tpci_clear_master")],
+        edits: &[(CLOSE, "\tpci_clear_master")],
         // Node 0 is reset before.
         named: Left("node 1: TNI 0 CQ 0 is enabled"),
     },
@@ -272,7 +276,7 @@ const WRONG: [Wrong; 31] = [
     Wrong {
         name: "late_doorbell",
         edits: &[(
-            "\tclose_queue(this);\n\tpci_clear_master",
+            CLOSE,
             "\tclose_queue(this);\n\twriteq(1, this->bar + CQ_FETCH_START);\n\
              \tpci_clear_master",
         )],
@@ -282,13 +286,90 @@ const WRONG: [Wrong; 31] = [
     Wrong {
         name: "freed_before_the_queue",
         edits: &[(
-            "\tclose_queue(this);\n\tpci_clear_master",
+            CLOSE,
             "\tdmam_free_coherent(&pdev->dev, sizeof(*this->memory), this->memory,\n\
              \t\t\t   this->address);\n\
              \twriteq(1, this->bar + TNI_ENABLE);\n\twriteq(1, this->bar + CQ_FETCH_START);\n\
              \tclose_queue(this);\n\tpci_clear_master",
         )],
         named: Rule("T-TOQ-001"),
+    },
+    // A ring from memory that was not zeroed.
+    Wrong {
+        name: "not_zeroed",
+        edits: &[(OPEN, "\tmemset(this->memory->mrq, 0xa5, 8192);\n\terror = open_queue(this);\n")],
+        named: Rule("T-MRQ-004"),
+    },
+    // The entries of the first life are those of the second one at once.
+    Wrong {
+        name: "opened_again",
+        edits: &[(
+            DONE,
+            "\tclose_queue(this);\n\tm->toq[0][0] = 0;\n\terror = open_queue(this);\n\
+             \tif (error)\n\t\treturn error;\n\tdma_rmb();\n\tdev_info",
+        )],
+        named: Rule("T-TCQ-002"),
+    },
+    Wrong {
+        name: "notice_read_twice",
+        edits: &[(
+            DONE,
+            "\tfor (i = 1; i <= 2; i++) {\n\
+             \t\tread_poll_timeout(le64_to_cpu, done, done & VALID, 10, 1000000, false,\n\
+             \t\t\t\t  READ_ONCE(m->mrq[0][0]));\n\
+             \t\twriteq(i, this->bar + 0x48);\n\t}\n\tdma_rmb();\n\tdev_info",
+        )],
+        named: Rule("T-MRQ-003"),
+    },
+    Wrong {
+        name: "does_not_wait",
+        edits: &[(
+            "\tif (readq_poll_timeout(this->bar + CQS_STATUS, status, !(status &",
+            "\tif (0 && readq_poll_timeout(this->bar + CQS_STATUS, status, !(status &",
+        )],
+        named: Rule("T-CQ-008"),
+    },
+    Wrong {
+        name: "not_unmapped",
+        edits: &[(
+            DRVDATA,
+            "\tdma_map_single(&pdev->dev, this, 64, DMA_TO_DEVICE);\n\
+             \tpci_set_drvdata(pdev, this);\n",
+        )],
+        named: Left("node 0: 4096 bytes are mapped for the device"),
+    },
+    Wrong {
+        name: "not_freed",
+        edits: &[
+            (
+                DRVDATA,
+                "\tvoid *lost = kmalloc(100, GFP_KERNEL);\n\n\tOPTIMIZER_HIDE_VAR(lost);\n\
+             \tpci_set_drvdata(pdev, this);\n",
+            ),
+            (HEADER, WITH_SLAB),
+        ],
+        named: Left("node 0: memory of the heap"),
+    },
+    Wrong {
+        name: "beyond_its_memory",
+        edits: &[
+            (HEADER, WITH_SLAB),
+            (
+                CLOSE,
+                "\tchar *name = kmalloc(60, GFP_KERNEL);\n\n\tOPTIMIZER_HIDE_VAR(name);\n\
+                 \tif (name)\n\t\tname[66] = 1;\n\tkfree(name);\n\tclose_queue(this);\n\
+                 \tpci_clear_master",
+            ),
+        ],
+        named: Warning("node 0, in unload: "),
+    },
+    Wrong {
+        name: "file_left",
+        edits: &[
+            (HEADER, "#include <linux/pci.h>\n#include <linux/proc_fs.h>\n"),
+            (DRVDATA, "\tproc_create(\"put\", 0, NULL, NULL);\n\tpci_set_drvdata(pdev, this);\n"),
+        ],
+        named: Left("node 0: /proc/put"),
     },
 ];
 
@@ -311,7 +392,7 @@ fn variant(place: &Place, name: &str, edits: &[(&str, &str)]) -> PathBuf {
     folder
 }
 
-/// Arguments of make for modules whose debugging information nobody reads.
+/// Arguments of make for modules without debugging information.
 const PLAIN: [&str; 2] = ["CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="];
 
 /// Compiles all wrong variants at once, and returns their modules in order.

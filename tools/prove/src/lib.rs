@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod formats;
+mod leftovers;
 mod nodes;
 mod options;
 mod report;
@@ -82,7 +83,7 @@ fn machine(options: &Options, subjects: &[(String, Subject)]) -> anyhow::Result<
         linux: Some(true),
         memory: Some(MEMORY),
         driver: Some(subject.boots_with()),
-        append: subject.append()?,
+        append: Some(subject.append()?),
         image,
         generation: options.generation,
         // A busy host needs longer for that than for a command.
@@ -106,12 +107,12 @@ fn proved(
         if let Some(last) = reports.last() {
             are_new = scenes::clear(&subjects[i - 1].1, last, &nodes(start))?;
         }
-        let mut report = life(name, subject, options, lab, &nodes(start));
-        if !are_new && report.as_ref().map_or(true, |report| report.lost_node) {
+        let mut report = life(name, subject, options, lab, (&nodes(start), are_new));
+        if !are_new && report.as_ref().map_or(true, Report::has_not_begun) {
             // Something that the driver before has left may have done it.
             nodes(start).restart()?;
             start = Instant::now();
-            report = life(name, subject, options, lab, &nodes(start));
+            report = life(name, subject, options, lab, (&nodes(start), true));
         }
         let mut report = report?;
         report.finish(start.elapsed());
@@ -130,7 +131,7 @@ fn life(
     subject: &Subject,
     options: &Options,
     lab: &Lab,
-    nodes: &Nodes,
+    nodes: (&Nodes, bool),
 ) -> anyhow::Result<Report> {
     let mut report = Report::new(name.to_owned(), &lab.monitor);
     if !options.json {

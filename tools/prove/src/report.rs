@@ -117,6 +117,12 @@ impl Report {
         self.lost_node || !self.left.is_empty() || !self.warnings.is_empty()
     }
 
+    /// Returns true if a node was lost, or already the first scene has failed.
+    pub(crate) fn has_not_begun(&self) -> bool {
+        let first = self.scenes.first();
+        self.lost_node || first.is_some_and(|scene| scene.outcome == Outcome::Failed)
+    }
+
     /// Adds what was counted in a scene.
     pub(crate) fn count(&mut self, counts: &Counts, excuse: Excuse) {
         for row in &mut self.rules {

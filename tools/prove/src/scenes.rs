@@ -6,14 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use tofu_inspect::Value;
 use tofu_rules::Rule;
 use tofu_ui::printable;
 
+use crate::leftovers::{self, Kept};
 use crate::nodes::{Gone, NODES, Nodes, Said};
 use crate::options::Options;
 use crate::report::{Excuse, Outcome, Report, SceneReport};
-use crate::rules::{Counts, find, part};
+use crate::rules::Counts;
 use crate::subject::Subject;
 
 /// Most files that are copied for traffic, in bytes.
@@ -114,7 +114,7 @@ const PROGRAM: [Scene; 4] = [
     run("run after that", |s| s.program()),
 ];
 
-/// Plays all scenes, and writes them into the report.
+/// Plays all scenes, and writes them into the report. New nodes have our own driver.
 ///
 /// # Errors
 ///
@@ -122,12 +122,12 @@ const PROGRAM: [Scene; 4] = [
 pub(crate) fn play(
     subject: &Subject,
     options: &Options,
-    nodes: &Nodes,
+    (nodes, are_new): (&Nodes, bool),
     report: &mut Report,
     say: &mut dyn FnMut(&SceneReport) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let stage = Stage { subject, options, nodes, has_network: AtomicBool::new(false) };
-    let pinned = stage.prepare()?;
+    let before = stage.prepare(are_new)?;
     let first = Counts::of(nodes)?;
     let scenes = if subject.module().is_some() { &MODULE[..] } else { &PROGRAM[..] };
     let mut stopped = None;
@@ -153,10 +153,16 @@ pub(crate) fn play(
     }
     match stopped {
         None => {
-            stage.leftovers(&pinned, report)?;
+            if let Err(error) = leftovers::find(nodes, subject, &before, report) {
+                const AFTER: &str = "look at what is left";
+                report.warn(format!("in a {AFTER}: {error:#}"));
+                report.lost_node = true;
+                // A kernel that has trouble with it says so, if it still can.
+                let _ = stage.log(AFTER, report);
+            }
             report.explain(subject.leaves_out());
         }
-        Some(Stopped::Failed) => stage.leftovers_of_failure(&pinned, report),
+        Some(Stopped::Failed) => stage.leftovers_of_failure(&before, report),
         Some(Stopped::Gone) => report.lost_node = true,
     }
     Ok(())
@@ -233,9 +239,9 @@ impl Stage<'_> {
         if scene.name == FAULTS && aborts { Excuse::Aborted } else { scene.excuse }
     }
 
-    /// Copies the files to the nodes, unloads our own driver, and clears the kernels' logs. Returns
-    /// the number of pinned pages.
-    fn prepare(&self) -> anyhow::Result<[i64; 2]> {
+    /// Gives the device to nothing, and copies what is needed. Returns what the nodes
+    /// keep without it.
+    fn prepare(&self, are_new: bool) -> anyhow::Result<[Kept; 2]> {
         if let Some((path, bytes)) = self.subject.file() {
             self.nodes.copy(&path, bytes)?;
         }
@@ -245,22 +251,14 @@ impl Stage<'_> {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             self.nodes.copy(&format!("/tmp/{name}"), &bytes)?;
         }
-        if self.subject.module().is_some() {
-            // It is loaded if the nodes have just booted.
-            let script = "! grep -q '^tofu ' /proc/modules || rmmod tofu; dmesg -c >/dev/null";
+        if self.subject.module().is_some() && are_new {
+            // On a busy host a node may be ready before it has loaded it.
+            let script = "for i in $(seq 200); do rmmod tofu 2>/dev/null && exit; sleep 0.1; done; \
+                          rmmod tofu 2>&1";
             self.nodes.both_must(script).context("our own driver")?;
-        } else {
-            self.nodes.both_must("dmesg -c >/dev/null")?;
         }
-        self.pinned()
-    }
-
-    /// Pages that are pinned for devices on each node.
-    fn pinned(&self) -> anyhow::Result<[i64; 2]> {
-        let script = "awk '/nr_foll_pin_acquired/ { n += $2 } /nr_foll_pin_released/ { n -= $2 } \
-                      END { print n + 0 }' /proc/vmstat";
-        let said = self.nodes.both_must(script)?;
-        Ok(said.map(|said| said.text.trim().parse().unwrap_or(0)))
+        self.nodes.both_must("dmesg -c >/dev/null")?;
+        Kept::of(self.nodes, self.subject)
     }
 
     /// Looks through the kernels' logs, and empties them.
@@ -318,7 +316,8 @@ impl Stage<'_> {
     }
 
     fn unload(&self) -> Seen {
-        self.nodes.both_must(&format!("rmmod {} 2>&1", self.module()))?;
+        let script = format!("rmmod {} 2>&1 && {{ {}; }}", self.module(), leftovers::CHECK_HEAP);
+        self.nodes.both_must(&script)?;
         Ok(String::new())
     }
 
@@ -578,66 +577,21 @@ impl Stage<'_> {
         Ok("5 times on both nodes".into())
     }
 
-    /// The same for a driver that failed to take the device, because error paths can leak as well.
-    fn leftovers_of_failure(&self, pinned: &[i64; 2], report: &mut Report) {
+    /// The same for a driver that did not take the device: ways out of errors leak, too.
+    fn leftovers_of_failure(&self, before: &[Kept; 2], report: &mut Report) {
         let unloaded = match self.subject.module() {
-            Some(module) => self.nodes.both(&format!("rmmod {module} 2>&1; true")).map(drop),
+            Some(module) => {
+                let script = format!("rmmod {module} 2>&1; {}", leftovers::CHECK_HEAP);
+                self.nodes.both(&script).map(drop)
+            }
             None => Ok(()),
         };
         let unload = "unload after the failure";
         let looked = unloaded.and_then(|()| self.log(unload, report));
-        if let Err(error) = looked.and_then(|()| self.leftovers(pinned, report)) {
+        if let Err(error) =
+            looked.and_then(|()| leftovers::find(self.nodes, self.subject, before, report))
+        {
             report.warn(format!("in {unload}: {error:#}"));
-        }
-    }
-
-    /// Finds interfaces, queues and gates that the driver has left enabled, as the host sees the
-    /// devices, and pages that it has left pinned.
-    fn leftovers(&self, pinned: &[i64; 2], report: &mut Report) -> anyhow::Result<()> {
-        // Kernels sum the counts of their processors up once a second.
-        let mut now = self.pinned()?;
-        let until = Instant::now() + Duration::from_secs(5);
-        while now.iter().zip(pinned).any(|(now, before)| now > before) && Instant::now() < until {
-            thread::sleep(Duration::from_millis(250));
-            now = self.pinned()?;
-        }
-        for (node, (now, before)) in NODES.into_iter().zip(now.iter().zip(pinned)) {
-            if now > before {
-                report.left.push(format!("node {node}: {} pinned pages", now - before));
-            }
-            let device = self.nodes.inspect(node, "device/tni")?;
-            let pci = self.nodes.inspect(node, "pci")?;
-            on_in(node, &device, report);
-            let is_on = |name| find(&pci, name) == Some(&Value::Flag(true));
-            if part(&pci, "msix")
-                .iter()
-                .any(|(name, value)| name == "enabled" && *value == Value::Flag(true))
-            {
-                report.left.push(format!("node {node}: MSI-X is enabled"));
-            }
-            if is_on("bus_master") {
-                report.left.push(format!("node {node}: Bus Master Enable is set"));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Interfaces and queues of a device that are on.
-fn on_in(node: u32, tnis: &Value, report: &mut Report) {
-    let Value::Tree(tnis) = tnis else { return };
-    let is_on = |tree: &Value| find(tree, "enabled") == Some(&Value::Flag(true));
-    for (tni, tree) in tnis {
-        if is_on(tree) {
-            report.left.push(format!("node {node}: TNI {tni} is enabled"));
-        }
-        for (cq, queue) in part(tree, "cq").iter().filter(|(_, queue)| is_on(queue)) {
-            let stags = part(queue, "stags").len();
-            let what = format!("node {node}: TNI {tni} CQ {cq} is enabled, with {stags} STags");
-            report.left.push(what);
-        }
-        for (gate, _) in part(tree, "gate") {
-            report.left.push(format!("node {node}: TNI {tni} gate {gate} is enabled"));
         }
     }
 }

@@ -18,6 +18,10 @@ const MOST: u64 = 256 << 20;
 const LINES: usize = 12;
 /// Uses queues and barrier channels of the shipped driver.
 const EXERCISE: &str = "tofu-guest exercise";
+/// Freed memory is poisoned, objects have red zones, and those who allocate and free are noted.
+const HEAP: &str = "slab_debug=FZPU,kmalloc-*";
+/// Functions that take memory from it.
+const HEAP_FUNCTIONS: [&str; 5] = ["\0__kmalloc", "\0kmem", "\0krealloc", "\0kv", "\0kstrdup"];
 /// Loads the shipped driver, wherever the image has it.
 const LOAD: &str = "{ modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko; }";
 
@@ -137,15 +141,22 @@ impl Subject {
     }
 
     /// Returns false if it cannot make a network interface, because it does not name the kernel's
-    /// function for that.
+    /// functions for that.
     pub(crate) fn may_have_network(&self) -> bool {
-        const REGISTERS: &[u8] = b"register_netdev";
-        match self {
-            Self::Module { bytes, .. } => {
-                bytes.windows(REGISTERS.len()).any(|bytes| bytes == REGISTERS)
-            }
-            Self::Shipped | Self::Program { .. } => true,
-        }
+        self.names(&["\0register_netdev"])
+    }
+
+    /// Returns false if it takes no memory from the kernel's heap by itself.
+    pub(crate) fn uses_heap(&self) -> bool {
+        self.module().is_some() && self.names(&HEAP_FUNCTIONS)
+    }
+
+    /// Returns true if a symbol of the module begins so; each text here begins with the end of the
+    /// symbol before. It is true for what is no module of the user.
+    fn names(&self, symbols: &[&str]) -> bool {
+        let Self::Module { bytes, .. } = self else { return true };
+        let contains = |symbol: &&str| bytes.windows(symbol.len()).any(|b| b == symbol.as_bytes());
+        symbols.iter().any(contains)
     }
 
     /// Rules that it does not meet in any traffic, and why.
@@ -166,12 +177,14 @@ impl Subject {
         }
     }
 
-    /// Words for the kernel's command line: nothing else takes the device.
-    pub(crate) fn append(&self) -> anyhow::Result<Option<GuestArgs>> {
-        match self {
-            Self::Program { .. } => Ok(Some("tofu.share=off".parse().map_err(anyhow::Error::msg)?)),
-            _ => Ok(None),
-        }
+    /// Words for the kernel's command line: nothing else takes a program's device, and the kernel
+    /// checks what a module does with its heap.
+    pub(crate) fn append(&self) -> anyhow::Result<GuestArgs> {
+        let words = match self {
+            Self::Program { .. } => "tofu.share=off",
+            _ => HEAP,
+        };
+        words.parse().map_err(anyhow::Error::msg)
     }
 
     /// The image whose kernel takes modules of that kernel.
@@ -229,6 +242,19 @@ mod tests {
         for bad in ["", "a b", "x;reboot", "../x"] {
             assert!(module_name(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn symbols_are_known_by_their_beginning() {
+        let module = |bytes: &[u8]| {
+            let (name, arguments) = (String::new(), Vec::new());
+            Subject::Module { name, bytes: bytes.into(), arguments }
+        };
+        assert!(module(b"x\0register_netdevice\0").may_have_network());
+        assert!(!module(b"x\0unregister_netdev\0").may_have_network());
+        assert!(module(b"x\0__kmalloc_noprof\0").uses_heap());
+        assert!(!module(b"x\0devm_kmalloc\0").uses_heap());
+        assert!(Subject::Shipped.may_have_network() && Subject::Shipped.uses_heap());
     }
 
     #[test]

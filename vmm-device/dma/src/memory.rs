@@ -113,8 +113,13 @@ pub trait DmaMemory: Send + Sync {
     /// noticed only when a copy is made or written back.
     fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult;
 
-    /// Returns the range as one slice, if its memory is contiguous in this process and does not
-    /// move while `self` is borrowed. If this returns `None`, use [`DmaMemory::access`].
+    /// Bytes that are mapped for the device, if a driver can map and unmap them.
+    fn mapped_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// The range as one slice, if its memory is contiguous in this process and stays where it is
+    /// for as long as `self` is borrowed. A caller that gets `None` uses [`DmaMemory::access`].
     #[inline(always)]
     fn slice(&self, _addr: u64, _len: usize) -> Option<VolatileSlice<'_>> {
         None

@@ -500,6 +500,12 @@ impl DmaMemory for ClientMemory {
         self.walk(addr, len, access, |_, _, _| {}).is_ok()
     }
 
+    fn mapped_bytes(&self) -> Option<u64> {
+        let ranges = read(&self.ranges);
+        let sizes = ranges.iter().map(|(first, range)| (range.last - first).saturating_add(1));
+        Some(sizes.fold(0, u64::saturating_add))
+    }
+
     fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult {
         self.reach(addr, len, access, &mut |run| match run {
             Reached::Here(slice) => {
@@ -564,6 +570,11 @@ impl JointMemory {
 impl DmaMemory for JointMemory {
     fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
         self.of(addr, len).is_ok_and(|client| client.contains(addr, len, access))
+    }
+
+    fn mapped_bytes(&self) -> Option<u64> {
+        let clients = self.clients.iter().filter_map(|client| client.mapped_bytes());
+        Some(clients.fold(0, u64::saturating_add))
     }
 
     fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult {
@@ -664,6 +675,6 @@ mod tests {
         assert_eq!(map(1, last + 1 - PAGE_SIZE), Err(Errno::INVAL), "it would go on beyond");
         assert_eq!(map(2, first), Err(Errno::INVAL));
         let mapped: Vec<_> = joint.clients().iter().map(|one| one.mapped_ranges()).collect();
-        assert_eq!(mapped, [0, 1, 0]);
+        assert_eq!((mapped, joint.mapped_bytes()), (vec![0, 1, 0], Some(2 * PAGE_SIZE)));
     }
 }

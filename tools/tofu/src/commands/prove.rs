@@ -20,7 +20,8 @@ use crate::fault_plan;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ProveArgs {
     /// A module (.ko), a folder with its source and Kbuild, or a static program that drives the
-    /// device through VFIO [default: tofu.ko, as images have it]. Several modules have a report each
+    /// device through VFIO [default: tofu.ko, as images have it]. Several modules are proved one
+    /// after the other, with a report each
     #[arg(value_name = "DRIVER")]
     drivers: Vec<PathBuf>,
 

@@ -28,6 +28,7 @@ impl Inspect for Icc {
             tree.add("node", &Said(self.coords()));
             tree.add("generation", &Said(self.generation()));
             tree.add("bus_master", &self.dma_enabled());
+            tree.add("mapped_bytes", &self.faultless_memory().mapped_bytes());
             tree.add("now_ns", &self.host().now_ns());
             tree.add("next_deadline_ns", &Time(self.next_deadline()));
             tree.add("accesses", self.faults());

@@ -1,0 +1,162 @@
+//! The things that a driver leaves behind: in the devices, as the host sees them, and in the nodes'
+//! kernels.
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tofu_inspect::Value;
+use tofu_ui::printable;
+
+use crate::nodes::{NODES, Nodes};
+use crate::report::Report;
+use crate::rules::{find as part_of, part};
+use crate::subject::Subject;
+
+/// The time after which something counts as left. Kernels sum the counts of their processors up
+/// once a second, and free some memory later than they are told to.
+const SETTLES: Duration = Duration::from_secs(5);
+/// Interval at which things are looked for.
+const OFTEN: Duration = Duration::from_millis(250);
+
+/// Lets a node's kernel look at its heap, and say in its log what is wrong there.
+pub(crate) const CHECK_HEAP: &str =
+    "for F in /sys/kernel/slab/kmalloc-*/validate; do echo 1 >$F; done 2>/dev/null; true";
+
+/// Prints how many pages a kernel keeps pinned.
+const PINNED: &str = "awk '/nr_foll_pin_acquired/ { n += $2 } /nr_foll_pin_released/ { n -= $2 } \
+    END { print \"pinned\", n + 0 }' /proc/vmstat";
+/// Prints the names of its things.
+const THINGS: &str = "for F in /proc/[!0-9]* /dev/* /sys/class/*/* /sys/kernel/debug/*; do \
+    echo \"thing $F\"; done; while read -r L; do echo \"thing $L\"; done </proc/iomem";
+/// Prints the code that has taken memory from the heap and is not there any more. The kernel has no
+/// names for its addresses.
+const LEAKED: &str = "grep -hs '^ *[0-9]* 0x' /sys/kernel/debug/slab/kmalloc-*/alloc_traces | \
+    while read -r N A REST; do echo \"thing memory of the heap, which code at $A took\"; done";
+
+/// The things that a node keeps for a driver, and those that it has anyway.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// Pages of programs that are pinned.
+    pinned: i64,
+    /// Bytes that the IOMMU lets the device reach.
+    mapped: u64,
+    /// Files, devices, regions of memory, and code whose memory was not freed.
+    things: BTreeSet<String>,
+}
+
+impl Kept {
+    /// Those of both nodes.
+    pub(crate) fn of(nodes: &Nodes, subject: &Subject) -> anyhow::Result<[Self; 2]> {
+        // For a program the kernel's VFIO takes the device, and keeps it.
+        let script = match (subject.module(), subject.uses_heap()) {
+            (None, _) => PINNED.to_owned(),
+            (Some(_), false) => format!("{PINNED}; {THINGS}"),
+            (Some(_), true) => format!("{PINNED}; {THINGS}; {LEAKED}"),
+        };
+        let mut kept = nodes.both_must(&script)?.map(|said| Self::parse(&said.text));
+        for (node, kept) in NODES.into_iter().zip(&mut kept) {
+            if let Value::Number(bytes) = nodes.inspect(node, "device/mapped_bytes")? {
+                kept.mapped = bytes;
+            }
+        }
+        Ok(kept)
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut kept = Self::default();
+        for (what, rest) in text.lines().filter_map(|line| line.split_once(' ')) {
+            match what {
+                "pinned" => kept.pinned = rest.parse().unwrap_or(0),
+                "thing" => drop(kept.things.insert(rest.to_owned())),
+                _ => {}
+            }
+        }
+        kept
+    }
+
+    /// The things that were not there before.
+    fn since(&self, before: &Self) -> Vec<String> {
+        let mut left = Vec::new();
+        if self.pinned > before.pinned {
+            left.push(format!("{} pinned pages", self.pinned - before.pinned));
+        }
+        if self.mapped > before.mapped {
+            left.push(format!("{} bytes are mapped for the device", self.mapped - before.mapped));
+        }
+        left.extend(self.things.difference(&before.things).map(|thing| printable(thing)));
+        left
+    }
+}
+
+/// Finds what the driver has left, and writes it into the report.
+///
+/// # Errors
+///
+/// If a node does not answer.
+pub(crate) fn find(
+    nodes: &Nodes,
+    subject: &Subject,
+    before: &[Kept; 2],
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let until = Instant::now() + SETTLES;
+    let left = loop {
+        let now = Kept::of(nodes, subject)?;
+        let left = [0, 1].map(|node: usize| now[node].since(&before[node]));
+        if left.iter().all(Vec::is_empty) || Instant::now() >= until {
+            break left;
+        }
+        thread::sleep(OFTEN);
+    };
+    for (node, left) in NODES.into_iter().zip(left) {
+        report.left.extend(left.iter().map(|what| format!("node {node}: {what}")));
+        on_in(node, &nodes.inspect(node, "device/tni")?, report);
+        let pci = nodes.inspect(node, "pci")?;
+        let is_on = |tree: &[(String, Value)], name: &str| {
+            tree.iter().any(|(found, value)| found == name && *value == Value::Flag(true))
+        };
+        if is_on(part(&pci, "msix"), "enabled") {
+            report.left.push(format!("node {node}: MSI-X is enabled"));
+        }
+        if part_of(&pci, "bus_master") == Some(&Value::Flag(true)) {
+            report.left.push(format!("node {node}: Bus Master Enable is set"));
+        }
+    }
+    Ok(())
+}
+
+/// Interfaces and queues of a device that are on.
+fn on_in(node: u32, tnis: &Value, report: &mut Report) {
+    let Value::Tree(tnis) = tnis else { return };
+    let is_on = |tree: &Value| part_of(tree, "enabled") == Some(&Value::Flag(true));
+    for (tni, tree) in tnis {
+        if is_on(tree) {
+            report.left.push(format!("node {node}: TNI {tni} is enabled"));
+        }
+        for (cq, queue) in part(tree, "cq").iter().filter(|(_, queue)| is_on(queue)) {
+            let stags = part(queue, "stags").len();
+            let what = format!("node {node}: TNI {tni} CQ {cq} is enabled, with {stags} STags");
+            report.left.push(what);
+        }
+        for (gate, _) in part(tree, "gate") {
+            report.left.push(format!("node {node}: TNI {tni} gate {gate} is enabled"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_there_before_is_not_left() {
+        let before = Kept::parse("pinned 3\nthing /dev/null\n");
+        let after = "pinned 4\nthing /dev/null\nthing ff40-ff7f : x y\nnonsense\n";
+        let after = Kept::parse(after);
+        assert_eq!(before.since(&before), [""; 0]);
+        let left = ["1 pinned pages", "ff40-ff7f : x y"];
+        assert_eq!(after.since(&before), left);
+        assert_eq!(before.since(&after), [""; 0]);
+    }
+}
