@@ -74,7 +74,7 @@ pub fn exported(library: &str) -> Option<BTreeSet<String>> {
 }
 
 /// The names that a shared library exports; `None` without binutils.
-fn symbols(library: &str) -> Option<BTreeSet<String>> {
+pub fn symbols(library: &str) -> Option<BTreeSet<String>> {
     if !have("nm") || !have("readelf") {
         skip("no binutils");
         return None;

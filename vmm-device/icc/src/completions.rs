@@ -580,8 +580,9 @@ impl Completions {
         (self.is_ahead && !before).then_some(Rule::MrqWritten)
     }
 
-    /// Writes a notice, or drops it if there was no room for so long that it is lost. Returns false
-    /// if it has to wait for room.
+    /// Writes a notice, or drops it if there has been no room for too long. Returns false if it
+    /// must wait for room.
+    #[inline]
     fn write_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) -> bool {
         let entries = u64::from(self.mrq.entries());
         if self.waiting(w.page.load(CqReg::MrqFullPointer)) >= entries {

@@ -546,6 +546,10 @@ impl Icc {
         self.memory.get()
     }
 
+    pub(crate) fn reach(&self) -> &Reach {
+        &self.memory
+    }
+
     /// The memory without the faults that drivers are tried with, for what only looks.
     pub(crate) fn faultless_memory(&self) -> &dyn DmaMemory {
         self.memory.faultless()

@@ -29,6 +29,77 @@ impl Reach {
         &*self.memory
     }
 
+    /// A ring or table of that many bytes, to be looked up once.
+    pub(crate) fn table(&self, at: u64, len: u64) -> Table {
+        Table { at, mapped: self.memory.mapped(at, len) }
+    }
+
+    /// The mapping of a table, if it has one and accesses are as they are.
+    #[inline]
+    fn mapping<'a>(&self, table: &'a Table) -> Option<&'a Mapped> {
+        if self.refuses.load(Relaxed) { None } else { table.mapped.as_ref() }
+    }
+
+    /// [`DmaMemory::load`] of a word of a table, at an offset.
+    #[inline(always)]
+    pub(crate) fn load(&self, table: &Table, offset: u64) -> DmaResult<u64> {
+        let at = table.at.wrapping_add(offset);
+        match self.mapping(table).and_then(|mapped| mapped.load(at)) {
+            Some(done) => Ok(done),
+            None => self.load_any(at),
+        }
+    }
+
+    #[cold]
+    fn load_any(&self, at: u64) -> DmaResult<u64> {
+        self.get().load(at)
+    }
+
+    /// [`DmaMemory::store`] of a word of a table, at an offset.
+    #[inline(always)]
+    pub(crate) fn store(&self, table: &Table, offset: u64, value: u64) -> DmaResult {
+        let at = table.at.wrapping_add(offset);
+        match self.mapping(table).and_then(|mapped| mapped.store(at, value)) {
+            Some(done) => Ok(done),
+            None => self.store_any(at, value),
+        }
+    }
+
+    #[cold]
+    fn store_any(&self, at: u64, value: u64) -> DmaResult {
+        self.get().store(at, value)
+    }
+
+    /// [`DmaMemory::load_entry`] of an aligned entry of a ring, at an offset.
+    #[inline(always)]
+    pub(crate) fn load_entry(&self, ring: &Table, offset: u64) -> DmaResult<[u64; 4]> {
+        let at = ring.at.wrapping_add(offset);
+        match self.mapping(ring).and_then(|mapped| mapped.load_entry(at)) {
+            Some(done) => Ok(done),
+            None => self.load_entry_any(at),
+        }
+    }
+
+    #[cold]
+    fn load_entry_any(&self, at: u64) -> DmaResult<[u64; 4]> {
+        self.get().load_entry(at)
+    }
+
+    /// [`DmaMemory::store_entry`] of an aligned entry of a ring, at an offset.
+    #[inline(always)]
+    pub(crate) fn store_entry(&self, ring: &Table, offset: u64, entry: [u64; 4]) -> DmaResult {
+        let at = ring.at.wrapping_add(offset);
+        match self.mapping(ring).and_then(|mapped| mapped.store_entry(at, entry)) {
+            Some(done) => Ok(done),
+            None => self.store_entry_any(at, entry),
+        }
+    }
+
+    #[cold]
+    fn store_entry_any(&self, at: u64, entry: [u64; 4]) -> DmaResult {
+        self.get().store_entry(at, entry)
+    }
+
     /// The memory as it is.
     pub(crate) fn faultless(&self) -> &dyn DmaMemory {
         &*self.memory

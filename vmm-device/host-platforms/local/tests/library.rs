@@ -21,8 +21,7 @@ fn library() -> Library {
 
 #[test]
 fn library_exports_only_its_table() {
-    let test = "library_exports_only_its_table";
-    let Some(exported) = tofu_c_tests::symbols(test, "libtofulocal.so") else { return };
+    let Some(exported) = tofu_c_tests::symbols("libtofulocal.so") else { return };
     assert_eq!(exported, BTreeSet::from(["tofu_local_table".to_owned()]));
 }
 
