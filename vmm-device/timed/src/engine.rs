@@ -60,8 +60,8 @@ pub struct EventEngine {
     observer: OnceLock<Box<dyn Observer>>,
 }
 
-/// Hears of what devices do, for traces: in the thread that executes an event or an access, one at a
-/// time. It must not call back, except for [`EventEngine::now`].
+/// Hears of what devices do, for traces: in the thread that executes an event or an access, one at
+/// a time. It must not call back, except for [`EventEngine::now`].
 pub trait Observer: Send + Sync {
     /// As [`Host::observe`].
     fn step(&self, node: NodeId, event: &Event);

@@ -204,8 +204,8 @@ impl State {
     ///
     /// An event elsewhere needs a hop to get there. A packet is at its target no earlier than its
     /// hops take, and no earlier than the network's next event. Its source notices that TLPs have
-    /// left only if it has more of a request to send. A packet that is lost has an effect where that
-    /// happens and at its source, with the network's next event or a later one.
+    /// left only if it has more of a request to send. A packet that is lost has an effect where
+    /// that happens and at its source, with the network's next event or a later one.
     pub(crate) fn next_of(&mut self, node: NodeId, reaction: impl Fn(NodeId) -> Ps) -> Option<Ps> {
         let hop = self.network.parameters().hop_ps();
         let network = self.network.next_event();

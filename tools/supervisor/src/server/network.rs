@@ -14,8 +14,8 @@ fn running(registry: &Registry) -> anyhow::Result<&dyn AnyNetwork> {
     registry.running().context("the machine has not started yet")
 }
 
-/// Carries out a request that changes the network or a device. In modelled time, that is at the next
-/// boundary at which something can come from outside, and the answer comes then.
+/// Carries out a request that changes the network or a device. In modelled time, that is at the
+/// next boundary at which something can come from outside, and the answer comes then.
 ///
 /// # Errors
 ///

@@ -17,7 +17,8 @@ use tofu_timed::{EventEngine, Function};
 use crate::timed::between::Between;
 use crate::timed::pace::{Pace, Paces};
 
-/// The network. It changes at boundaries of its time alone, see [`Outside`](super::outside::Outside).
+/// The network. It changes at boundaries of its time alone, see
+/// [`Outside`](super::outside::Outside).
 pub(super) struct TimedNetwork {
     pub(super) interconnect: Interconnect,
     pub(super) recorder: Arc<Recorder>,

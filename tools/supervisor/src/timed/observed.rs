@@ -8,7 +8,8 @@ use tofu_icc::{Event, Subject};
 use tofu_machine::trace::{Recorder, What};
 use tofu_timed::{EventEngine, Observer};
 
-/// When the clocks of guests begin, in nanoseconds since 1970: on 1 January 2026, the base that QEMU gets for them.
+/// When the clocks of guests begin, in nanoseconds since 1970: on 1 January 2026, as QEMU's
+/// command line says.
 const EPOCH_NS: u64 = 1_767_225_600_000_000_000;
 
 /// Records what devices do while there is a trace.

@@ -1,5 +1,5 @@
-//! Input of a machine in modelled time from outside: to consoles and agents of guests, and changes of
-//! the network.
+//! Input of a machine in modelled time from outside: to consoles and agents of guests, and changes
+//! of the network.
 //!
 //! The host has input at arbitrary times. A guest gets it at a boundary, at each millisecond of the
 //! machine's time. So a run depends on the host only through the boundaries at which input came:
