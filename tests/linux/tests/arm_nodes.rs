@@ -8,7 +8,6 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::Value;
 use tofu_c_tests::have;
 use tofu_linux_tests::driver::{Nodes, is_well, passes};
 use tofu_linux_tests::net::{fetch, forward};

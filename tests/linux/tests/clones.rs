@@ -82,7 +82,7 @@ fn now() -> Duration {
 
 #[test]
 fn clones_differ_in_identity_alone() {
-    let Some(place) = Place::new("clones", Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let cache = cache(&place);
     up(&place, &cache, &["--cold"]);
     assert_eq!(template(&cache), None);
@@ -116,7 +116,7 @@ fn clones_differ_in_identity_alone() {
 
 #[test]
 fn unfit_templates_make_nodes_boot() {
-    let Some(place) = Place::new("unfit_templates", Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let cache = cache(&place);
     let one = ["--nodes", "1"];
     up(&place, &cache, &one);
@@ -159,7 +159,7 @@ fn unfit_templates_make_nodes_boot() {
 
 #[test]
 fn interrupted_template_leaves_nothing() {
-    let Some(place) = Place::new("interrupted_template", Image::Default) else { return };
+    let Some(place) = Place::new(Image::Default) else { return };
     let cache = cache(&place);
     let mut first = start(&place, &cache, &[]);
     let lock = cache.join("templates/lock");

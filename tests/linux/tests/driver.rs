@@ -25,7 +25,7 @@ fn trace(nodes: &Nodes) -> bool {
     let script = format!("{TRACING} && [ -e events/tofu ] || exit 9; echo 1 >events/tofu/enable");
     let said = nodes.place.exec("0", &["sh", "-c", &script]);
     if said.code == Some(9) {
-        skip("gate_faults_are_traced", "the image's kernel has no tracepoints");
+        skip("the image's kernel has no tracepoints");
         return false;
     }
     said.ok();
@@ -244,7 +244,7 @@ fn utofu_perf(nodes: &Nodes) {
     let built = std::env::current_exe().unwrap();
     let program: PathBuf = built.ancestors().nth(2).unwrap().join("utofu-perf");
     if !program.is_file() {
-        return skip("utofu_perf", "no utofu-perf: `cargo build -p tofu-utofu-perf` makes it");
+        return skip("no utofu-perf: `cargo build -p tofu-utofu-perf` makes it");
     }
     std::fs::copy(program, nodes.place.path().join("utofu-perf")).unwrap();
     let between = [nodes.position("0"), nodes.position("1")].concat().join(",");

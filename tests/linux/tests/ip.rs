@@ -80,7 +80,7 @@ fn capture(net: &Net) {
     };
     let first = tshark(&["-c", "1"]);
     if first.lacks_packages() {
-        return skip("two_nodes_capture", first.err.lines().last().unwrap_or_default());
+        return skip(first.err.lines().last().unwrap_or_default());
     }
     first.ok();
     let rows = |filter: &str| -> Vec<String> {

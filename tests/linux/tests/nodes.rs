@@ -123,7 +123,7 @@ fn no_silent_waits(place: &Place) {
 /// `tofu exec -t`, and the user's terminal after it.
 fn commands_on_a_terminal(place: &Place) {
     if !have("script") {
-        return skip("commands_on_a_terminal", "there is no script(1)");
+        return skip("there is no script(1)");
     }
     let tofu = tofu_linux_tests::tofu();
     let on_node = format!("{} exec -t 0 -- sh -c 'tty; stty size; exit 7'", tofu.display());
@@ -160,7 +160,7 @@ fn a_debugger_in_a_kernel(place: &Place) {
     };
     goes_on();
     if !have("gdb") {
-        return skip("a_debugger_in_a_kernel", "there is no gdb");
+        return skip("there is no gdb");
     }
     // A function of a module, and one of the kernel that is called all the time.
     let script = "grep -m 1 ' t .*\\[' /proc/kallsyms";

@@ -6,25 +6,24 @@ use tofu_linux_tests::sdk::{Sdk, has_compiler};
 use tofu_linux_tests::{Image, PATIENCE, Place, Running, Said, skip, sorted};
 
 /// Compiles the program that local ranks run, too. Returns whether there is what that takes.
-fn compile(place: &Place, test: &str) -> bool {
+fn compile(place: &Place) -> bool {
     const SOURCE: &str = "../../tools/tofu/tests/cli/programs/mpi.c";
     let source = format!("{}/{SOURCE}", env!("CARGO_MANIFEST_DIR"));
     let compiled = Command::new("mpicc.openmpi").args([&source, "-o", &place.file("mpi")]).output();
     let found = compiled.is_ok_and(|compiled| compiled.status.success());
     if !found {
-        skip(test, "there is no mpicc.openmpi");
+        skip("there is no mpicc.openmpi");
     }
     found
 }
 
 #[test]
 fn open_mpi_on_two_nodes() {
-    const TEST: &str = "open_mpi_on_two_nodes";
-    if !has_compiler(TEST) {
+    if !has_compiler() {
         return;
     }
-    let Some(place) = Place::new(TEST, Image::OpenMpi) else { return };
-    if !compile(&place, TEST) {
+    let Some(place) = Place::new(Image::OpenMpi) else { return };
+    if !compile(&place) {
         return;
     }
     let sdk = Sdk::new(&place);
@@ -40,7 +39,7 @@ fn open_mpi_on_two_nodes() {
     };
     let said = run(&["-n", "2", "./mpi"]);
     if said.err.contains("libpmix.so.2: cannot open") {
-        return skip(TEST, "there is no libpmix2");
+        return skip("there is no libpmix2");
     }
     assert_eq!(said.err, "tofu: MPI's messages go over Tofu, by libfabric of Open MPI\n");
     let expected = [0, 1].map(|rank| format!("{rank}: 0 of 1 on node, 0 wrong, sum 3"));

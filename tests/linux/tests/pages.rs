@@ -166,7 +166,7 @@ impl<'a> Reader<'a> {
                     }
                     Some(Beside(ready)) => beside.push(Self::start(self.command(&text), ready)),
                     Some(Gateway(ready)) => {
-                        let Some(namespace) = Namespace::new(&format!("{page}: {text}")) else {
+                        let Some(namespace) = Namespace::new() else {
                             break;
                         };
                         end(beside.drain(..).chain(machine.take()));

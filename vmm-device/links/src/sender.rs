@@ -51,12 +51,6 @@ pub enum Timeout {
 ///
 /// Its driver keeps the frames. Frames to resend are named by their sequence numbers, of which at
 /// most [`WINDOW`] are in use.
-///
-/// Acknowledgements and credit come in two ways, which may be mixed. If DLLPs may be lost, each is
-/// passed to [`dllp`](Self::dllp) when it arrives. Without errors, the times are known in advance:
-/// [`send`](Self::send) takes the time of the acknowledgement, and
-/// [`return_credit`](Self::return_credit) the time of the credit. Such returns cost no event; they
-/// are applied when the next frame is to be sent.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub struct Sender {
@@ -144,8 +138,8 @@ impl Sender {
         self.used[vc as usize % VCS].wrapping_sub(freed)
     }
 
-    /// Rows that have left the other end's queues in all, including returns known ahead: the
-    /// running totals from which a [`Receiver`](crate::Receiver) continues.
+    /// Rows that have left the other end's queues in all: the running totals from which a
+    /// [`Receiver`](crate::Receiver) continues.
     pub(crate) fn returned(&self) -> [u16; VCS] {
         self.limit.map(|limit| limit.wrapping_sub(self.queue))
     }
@@ -157,7 +151,7 @@ impl Sender {
     /// Returns true if a new frame of that many rows may be sent on a virtual channel.
     ///
     /// # Errors
-    /// A [`Wait`] with the reason and the time of the wait.
+    /// The reason for which it waits.
     #[inline]
     pub const fn may_send(&self, vc: u8, rows: Rows) -> Result<(), Reason> {
         if self.is_replaying() {
@@ -179,9 +173,6 @@ impl Sender {
 
     /// Sends a new frame, for which [`may_send`](Self::may_send) has found room. Returns its
     /// sequence number.
-    ///
-    /// `ack_at` is the time at which its acknowledgement arrives, or [`NEVER`] if
-    /// [`dllp`](Self::dllp) will report it.
     #[inline]
     pub fn send(&mut self, vc: u8, rows: Rows, now: Ps, counters: &mut Counters) -> Seq {
         debug_assert!(self.may_send(vc, rows).is_ok(), "no room for this frame");
