@@ -69,7 +69,10 @@ fn nodes_with_fugakus_processor() {
     let sdk = place.path().join("none");
     let sdk_for = ["sdk", "--arch", "arm64", "--mpi", "--image", "default", sdk.to_str().unwrap()];
     let error = place.run(&sdk_for).error();
-    assert!(error.contains("image default: it is for x86-64, and programs are"), "{error}");
+    assert!(
+        error.contains("image default is for x86-64, but the programs must be for arm64"),
+        "{error}"
+    );
     assert!(!sdk.exists());
 }
 
