@@ -39,7 +39,7 @@ pub struct Record {
     pub time_ns: u64,
     /// The node.
     pub node: NodeId,
-    /// The thread, by the number of its ring.
+    /// The thread, by the number of its ring; 0 in modelled time.
     pub thread: u32,
     /// The event.
     pub what: What,
@@ -155,6 +155,15 @@ impl Clock {
         match self {
             Self::Host(ticks) => ticks.rate(),
             Self::Modelled { .. } => 0.001,
+        }
+    }
+
+    /// The number of a thread that had an event, by that of its ring. In modelled time it depends on
+    /// the host which one that is, and there might as well be one.
+    const fn thread(&self, ring: u32) -> u32 {
+        match self {
+            Self::Host(_) => ring,
+            Self::Modelled { .. } => 0,
         }
     }
 
@@ -327,7 +336,8 @@ impl Trace {
             if self.cursors.len() <= thread {
                 self.cursors.push(0);
             }
-            let (cursor, thread) = (&mut self.cursors[thread], thread as u32);
+            let cursor = &mut self.cursors[thread];
+            let thread = self.recorder.clock.thread(thread as u32);
             self.lost += ring.read(cursor, |words| self.early.push((thread, words)));
         }
         self.early.sort_by_key(|(_, words)| words[0]);
@@ -408,7 +418,7 @@ mod tests {
             _ => panic!("{record:?}"),
         };
         assert!(seen.iter().map(vector).eq(0..THREADS), "{seen:?}");
-        assert!(seen.iter().all(|record| record.time_ns == 1000 + 7000), "{seen:?}");
+        assert!(seen.iter().all(|r| (r.time_ns, r.thread) == (1000 + 7000, 0)), "{seen:?}");
         assert_eq!(trace.now_ns(), 1000 + 8000);
     }
 }
