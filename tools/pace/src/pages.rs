@@ -45,8 +45,12 @@ use tofu_process::{Resize, memory_file};
 use crate::LONGEST_STEP;
 use crate::words::{self, Words};
 
-/// The time that a guest waits for another without sleeping.
-const SPIN: Duration = Duration::from_micros(5);
+/// The time that a guest waits for another without sleeping, if both can run at the same time. It is
+/// longer than the host needs to wake a thread: otherwise a guest that has just woken the other one
+/// would sleep before that runs, and from then on each step would be a sleep.
+const SPIN: Duration = Duration::from_micros(50);
+/// The same if guests take turns on the processors.
+const YIELD: Duration = Duration::from_micros(500);
 
 /// The most guests of a machine.
 pub const MOST_GUESTS: usize = 64;
@@ -309,7 +313,7 @@ impl Page {
                 }
                 Bound::Behind { guest, acts, bell } => {
                     let began = *began.get_or_insert_with(Instant::now);
-                    if self.side_by_side && self.spins(guest, bell, began) {
+                    if self.spins(guest, bell, began) {
                         continue;
                     }
                     if own.get(WANTS) == 0 {
@@ -337,15 +341,19 @@ impl Page {
     }
 
     /// Waits for the bell of a guest without sleeping, until some time after it began. Returns true
-    /// if it has another number. A guest that runs beside this one needs less time for its step
-    /// than the host needs to wake a thread.
+    /// if it has another number. A guest needs less time for its step than the host needs to wake a
+    /// thread, also where others have to run first.
     fn spins(&self, guest: usize, bell: u32, began: Instant) -> bool {
-        while began.elapsed() < SPIN {
-            for _ in 0..16 {
+        let (looks, longest) = if self.side_by_side { (16, SPIN) } else { (1, YIELD) };
+        while began.elapsed() < longest {
+            for _ in 0..looks {
                 if self.guests[guest].bell(BELL) != bell {
                     return true;
                 }
                 std::hint::spin_loop();
+            }
+            if !self.side_by_side {
+                thread::yield_now();
             }
         }
         false
