@@ -45,9 +45,9 @@ use tofu_process::{Resize, memory_file};
 use crate::LONGEST_STEP;
 use crate::words::{self, Words};
 
-/// The time that a guest waits for another without sleeping, if both can run at the same time. It is
-/// longer than the host needs to wake a thread: otherwise a guest that has just woken the other one
-/// would sleep before that runs, and from then on each step would be a sleep.
+/// The time that a guest waits for another without sleeping, if both can run at the same time. It
+/// is longer than the host needs to wake a thread: otherwise a guest that has just woken the other
+/// one would sleep before that runs, and from then on each step would be a sleep.
 const SPIN: Duration = Duration::from_micros(50);
 /// The same if guests take turns on the processors.
 const YIELD: Duration = Duration::from_micros(500);

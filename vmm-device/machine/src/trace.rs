@@ -158,8 +158,8 @@ impl Clock {
         }
     }
 
-    /// The number of a thread that had an event, by that of its ring. In modelled time it depends on
-    /// the host which one that is, and there might as well be one.
+    /// The number of a thread that had an event, by that of its ring. In modelled time all are one,
+    /// as it depends on the host which one has an event.
     const fn thread(&self, ring: u32) -> u32 {
         match self {
             Self::Host(_) => ring,
