@@ -217,11 +217,11 @@ fn link_that_fails_costs_what_tcp_waits(place: &Place) {
     let uptime = "cut -d ' ' -f 1 /proc/uptime";
     let connect = format!("{uptime}; echo hello | nc -w 100 t-1-0-0-0-0-0 5000; {uptime}");
     let connects = place.start(&["exec", "0", "--", "sh", "-c", &connect]);
-    let lost = || {
-        let counters = place.run(&["stats", "0", "--json"]).json().to_string();
-        counters.contains("NUM_TX_DISCARD_SYSTEM_TLP")
-    };
-    wait_for("a packet to be lost", LONG, lost);
+    // To port 5000, in the state SYN_SENT.
+    let tries = || place.shell(0, "cat /proc/net/tcp").contains(":1388 02 ");
+    wait_for("the connection to be tried", LONG, tries);
+    let counters = place.run(&["stats", "0", "--json"]).json().to_string();
+    assert!(counters.contains("NUM_TX_DISCARD_SYSTEM_TLP"), "{counters}");
     both("up");
     let said = connects.end(LONG).ok();
     let times: Vec<f64> = said.lines().map(|line| line.parse().unwrap()).collect();
