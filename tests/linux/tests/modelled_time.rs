@@ -177,15 +177,15 @@ fn a_debugger_stops_time_for_all() {
         "backtrace",
     ];
     let gdb = place.start(&holds);
-    wait_for("gdb to hold the node", LONG, || fs::exists(&held).unwrap());
+    wait_for("gdb to hold the node", 2 * LONG, || fs::exists(&held).unwrap());
     let stopped = time(&place);
     thread::sleep(Duration::from_secs(8));
     assert_eq!(time(&place)["modelled_ns"], stopped["modelled_ns"]);
     let ready = place.ps()[0]["nodes"].as_array().unwrap().iter().all(|n| n["state"] == "ready");
     assert!(ready && under.runs());
-    let said = gdb.end(LONG).ok();
+    let said = gdb.end(2 * LONG).ok();
     assert!(said.contains("Breakpoint 1, ") && said.contains("#0"), "{said}");
-    let said = under.end(LONG).ok();
+    let said = under.end(2 * LONG).ok();
     let longest = |said: &str| {
         let row = said.lines().filter_map(|line| line.split_once(") ")).next_back().unwrap().1;
         row.split_whitespace().next_back().unwrap().parse::<f64>().unwrap()
