@@ -1,5 +1,7 @@
 //! Carriers, which move packets from node to node.
 
+use std::iter::Copied;
+use std::slice;
 use std::sync::Arc;
 
 use tofu_abi::TniId;
@@ -8,7 +10,7 @@ use tofu_links::Parameters;
 use crate::fabric::Passage;
 use crate::faults::Fate;
 use crate::shard::ShardId;
-use crate::ways::{Known, Ways};
+use crate::ways::Ways;
 use crate::{DiscardReason, Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
 /// Receives the fate of packets.
@@ -189,37 +191,15 @@ impl Direct {
     /// the route.
     #[inline]
     pub(crate) fn pass<B>(&self, packet: &mut Packet<B>, ways: &mut Ways) -> Result<NodeId, Lost> {
-        match ways.of(self.fabric.id(), self.fabric.shape(), packet) {
-            Some(way) => self.pass_over(way, packet),
-            None => self.pass_any(packet),
-        }
-    }
-
-    /// The same over a way that is known.
-    #[inline]
-    fn pass_over<B>(&self, way: &Known, packet: &mut Packet<B>) -> Result<NodeId, Lost> {
-        let mut at = way.from();
-        self.fabric.count_injected(at, packet.src_tni, packet.bytes);
-        let length = packet.bytes.saturating_add(packet.before.into());
-        for (taken, hop) in (0..).zip(way.hops()) {
-            let passage = self.fabric.send(*hop, packet.system, packet.tlps, packet.bytes);
-            if passage != Passage::Crossed {
-                // Without an observer there is no cable.
-                let (links, bytes) =
-                    if passage == Passage::Down { (taken, length) } else { (taken + 1, 0) };
-                self.take_time(packet, links, bytes);
-                return Err(Lost::at_link(*hop));
+        let end = match ways.of(self.fabric.id(), self.fabric.shape(), packet) {
+            Some(way) => {
+                self.enter(way.from(), packet, &mut Unobserved);
+                let hops = way.hops().iter().copied();
+                self.travel(packet, hops, Place::source(way.from()), None, &mut Unobserved)
             }
-            at = hop.to;
-        }
-        self.take_time(packet, way.hops().len() as u32, length);
-        Ok(at)
-    }
-
-    /// The same over any way.
-    #[cold]
-    fn pass_any<B>(&self, packet: &mut Packet<B>) -> Result<NodeId, Lost> {
-        match self.set_out(packet, &mut None, &mut Unobserved) {
+            None => self.set_out(packet, &mut None, &mut Unobserved),
+        };
+        match end {
             End::Arrived(place) => Ok(place.at),
             End::Lost(lost) => Err(lost),
             End::Beyond(Beyond { place, hop, .. }) => {
@@ -546,6 +526,7 @@ impl Lost {
 #[derive(Clone)]
 enum Rest<'a> {
     Route(Route<'a>),
+    Known(Copied<slice::Iter<'a, Hop>>),
     One(Hop),
     End,
 }
@@ -556,12 +537,19 @@ impl<'a> From<Route<'a>> for Rest<'a> {
     }
 }
 
+impl<'a> From<Copied<slice::Iter<'a, Hop>>> for Rest<'a> {
+    fn from(hops: Copied<slice::Iter<'a, Hop>>) -> Self {
+        Self::Known(hops)
+    }
+}
+
 impl Iterator for Rest<'_> {
     type Item = Hop;
 
     fn next(&mut self) -> Option<Hop> {
         match *self {
             Self::Route(ref mut route) => route.next(),
+            Self::Known(ref mut hops) => hops.next(),
             Self::One(hop) => {
                 *self = Self::End;
                 Some(hop)
