@@ -67,6 +67,13 @@ impl RingIndex {
         (self.count >> self.entries.trailing_zeros()) & 1 == 0
     }
 
+    /// Entries passed that a consumer has not taken, which has taken `consumed` in all. Low bits
+    /// count alone, so for one that is ahead of this end there are more than the ring has.
+    #[inline]
+    pub const fn unconsumed(&self, consumed: u64) -> u64 {
+        self.count.wrapping_sub(consumed) & (2 * self.entries as u64 - 1)
+    }
+
     /// Moves on by one entry.
     #[inline]
     pub const fn advance(&mut self) {

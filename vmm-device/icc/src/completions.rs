@@ -565,19 +565,13 @@ impl Completions {
         }
     }
 
-    /// Entries that the driver has not consumed, by its FULL_POINTER. There are more than the queue
-    /// has if the pointer is ahead.
-    fn waiting(&self, consumed: u64) -> u64 {
-        self.mrq.count().wrapping_sub(consumed) & (2 * u64::from(self.mrq.entries()) - 1)
-    }
-
     /// The rule that is broken if FULL_POINTER is ahead of what was written, unless it was ahead at
     /// the call before.
     pub(crate) fn has_run_ahead(&mut self, page: &Page) -> Option<Rule> {
-        let waiting = self.waiting(page.load(CqReg::MrqFullPointer));
-        let before = self.is_ahead;
-        self.is_ahead = waiting > u64::from(self.mrq.entries());
-        (self.is_ahead && !before).then_some(Rule::MrqWritten)
+        let waiting = self.mrq.unconsumed(page.load(CqReg::MrqFullPointer));
+        let is_ahead = waiting > u64::from(self.mrq.entries());
+        let before = std::mem::replace(&mut self.is_ahead, is_ahead);
+        (is_ahead && !before).then_some(Rule::MrqWritten)
     }
 
     /// Writes a notice, or drops it if there has been no room for too long. Returns false if it
@@ -585,7 +579,7 @@ impl Completions {
     #[inline]
     fn write_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) -> bool {
         let entries = u64::from(self.mrq.entries());
-        if self.waiting(w.page.load(CqReg::MrqFullPointer)) >= entries {
+        if self.mrq.unconsumed(w.page.load(CqReg::MrqFullPointer)) >= entries {
             if let Some(rule) = self.has_run_ahead(w.page) {
                 w.rules.broke(rule);
             }

@@ -104,10 +104,8 @@ impl PacketQueues {
     /// before.
     pub(crate) fn has_run_ahead(&mut self, consumed: u64) -> bool {
         let Some(Ring { index, .. }) = self.receive else { return false };
-        let entries = u64::from(index.entries());
-        let before = self.is_ahead;
-        self.is_ahead = index.count().wrapping_sub(consumed) & (2 * entries - 1) > entries;
-        self.is_ahead && !before
+        let is_ahead = index.unconsumed(consumed) > u64::from(index.entries());
+        !std::mem::replace(&mut self.is_ahead, is_ahead) && is_ahead
     }
 
     /// Restarts the packet buffer queue.
@@ -142,9 +140,9 @@ impl PacketQueues {
         let (Some(receive), Some(buffers)) = (self.receive, &mut self.buffers) else {
             return false;
         };
-        let entries = u64::from(receive.index.entries());
-        let written = receive.index.count().wrapping_add(self.held.len() as u64);
-        if written.wrapping_sub(w.policy.consumed) & (2 * entries - 1) >= entries {
+        // Those that are held back take their place, too.
+        let consumed = w.policy.consumed.wrapping_sub(self.held.len() as u64);
+        if receive.index.unconsumed(consumed) >= u64::from(receive.index.entries()) {
             w.requests |= TniIrqs::PRQ_OVERFLOW;
             return false;
         }
