@@ -1,10 +1,12 @@
 //! Changes of a running machine's network and devices that commands ask for.
 
+use std::sync::Arc;
+
 use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventKind, Request};
-use tofu_fabric::{LinkErrors, NodeId, Port};
-use tofu_machine::{AnyNetwork, EccErrors};
+use tofu_fabric::{Fabric, LinkErrors, NodeId, Port, Shape};
+use tofu_machine::{AnyNetwork, AnyNode, EccErrors};
 use tofu_spec::device_faults::DeviceFaultSpec;
 use tofu_spec::ecc::EccPlaceName;
 use tofu_spec::faults::FaultSpec;
@@ -23,30 +25,26 @@ pub(crate) fn apply(network: &dyn AnyNetwork, request: &Request) -> anyhow::Resu
     let fabric = network.fabric();
     Ok(match request {
         Request::SetLink { node, port, up } => {
-            fabric.set_link(place(network, *node)?, known_port(port)?, *up)?;
+            fabric.set_link(place(fabric.shape(), NodeId(*node))?, known_port(port)?, *up)?;
             vec![(Some(NodeId(*node)), EventKind::Link { port: port.clone(), up: *up })]
         }
         Request::SetLinkErrors { node, port, errors } => {
-            vec![set_link_errors(network, *node, port, errors.as_deref())?]
+            vec![set_link_errors(fabric, NodeId(*node), port, errors.as_deref())?]
         }
-        Request::SetNodes { nodes, up, .. } => set_routers(network, nodes, *up)?,
+        Request::SetNodes { nodes, up, .. } => set_routers(fabric, nodes, *up)?,
         Request::SetFaults { faults } => vec![(None, set_faults(network, faults.as_deref())?)],
         Request::SetDeviceFaults { node, faults } => {
             let spec = faults.as_ref().map(|text| text.parse::<DeviceFaultSpec>()).transpose();
             let spec = spec.map_err(|allowed| anyhow!("faults of a device are {allowed}"))?;
-            place(network, *node)?;
-            let device = network.node(NodeId(*node)).context(NO_DEVICE)?;
-            if !device.set_device_faults(spec.unwrap_or_default().0) {
+            if !device(network, NodeId(*node))?.set_device_faults(spec.unwrap_or_default().0) {
                 bail!("devices of this kind have no faults");
             }
             Vec::new()
         }
         Request::InjectEcc { node, place: part, correctable } => {
             let EccPlaceName(part) = part.parse().map_err(|allowed: &str| anyhow!(allowed))?;
-            place(network, *node)?;
-            let device = network.node(NodeId(*node)).context(NO_DEVICE)?;
             let errors = correctable.map_or(EccErrors::Fatal, EccErrors::Correctable);
-            if !device.inject_ecc(part, errors) {
+            if !device(network, NodeId(*node))?.inject_ecc(part, errors) {
                 bail!("devices of this kind have no error-correcting codes");
             }
             Vec::new()
@@ -54,8 +52,6 @@ pub(crate) fn apply(network: &dyn AnyNetwork, request: &Request) -> anyhow::Resu
         _ => bail!("this request changes no network"),
     })
 }
-
-const NO_DEVICE: &str = "there is no device at this place";
 
 /// True for a change that a machine in modelled time can have.
 pub(crate) const fn has_modelled_time(request: &Request) -> bool {
@@ -80,10 +76,19 @@ pub(crate) fn nodes_of(request: &Request) -> Vec<NodeId> {
     }
 }
 
-fn place(network: &dyn AnyNetwork, node: u32) -> anyhow::Result<Coords> {
-    let shape = network.fabric().shape();
-    let at = shape.coords(NodeId(node));
-    at.with_context(|| format!("the machine {shape} has no node {node}"))
+/// Returns the coordinates of a node.
+///
+/// # Errors
+///
+/// One line for the user, if the machine has no such node.
+pub(crate) fn place(shape: &Shape, id: NodeId) -> anyhow::Result<Coords> {
+    shape.coords(id).with_context(|| format!("the machine {shape} has no node {id}"))
+}
+
+/// The device at a node.
+fn device(network: &dyn AnyNetwork, id: NodeId) -> anyhow::Result<Arc<dyn AnyNode>> {
+    place(network.fabric().shape(), id)?;
+    network.node(id).context("there is no device at this place")
 }
 
 /// Finds the port of this name.
@@ -98,12 +103,13 @@ pub(crate) fn known_port(name: &str) -> anyhow::Result<Port> {
 }
 
 /// Makes the routers of nodes fail or work again, all of them or none.
-fn set_routers(network: &dyn AnyNetwork, nodes: &[u32], up: bool) -> anyhow::Result<Vec<Changed>> {
-    let places = nodes.iter().map(|node| Ok((NodeId(*node), place(network, *node)?)));
+fn set_routers(fabric: &Fabric, nodes: &[u32], up: bool) -> anyhow::Result<Vec<Changed>> {
+    let nodes = nodes.iter().map(|node| NodeId(*node));
+    let places = nodes.map(|id| Ok((id, place(fabric.shape(), id)?)));
     let places = places.collect::<anyhow::Result<Vec<_>>>()?;
     let mut changed = Vec::new();
     for (id, at) in places {
-        if network.fabric().set_node(at, up)? {
+        if fabric.set_node(at, up)? {
             changed.push((Some(id), EventKind::Router { up }));
         }
     }
@@ -112,14 +118,14 @@ fn set_routers(network: &dyn AnyNetwork, nodes: &[u32], up: bool) -> anyhow::Res
 
 /// Sets the errors of the modelled link at a port of a node, or removes them.
 fn set_link_errors(
-    network: &dyn AnyNetwork,
-    node: u32,
+    fabric: &Fabric,
+    node: NodeId,
     port: &str,
     errors: Option<&str>,
 ) -> anyhow::Result<Changed> {
     let spec = errors.map(str::parse::<LinkErrorSpec>).transpose();
     let spec = spec.map_err(|allowed| anyhow!("errors of a link are {allowed}"))?;
-    let (fabric, at) = (network.fabric(), place(network, node)?);
+    let at = place(fabric.shape(), node)?;
     let errors = match (spec, fabric.parameters()) {
         (Some(spec), Some(parameters)) => spec.errors(parameters.lanes)?,
         // No errors, which is refused as well for links that are not modelled.
@@ -127,7 +133,7 @@ fn set_link_errors(
     };
     fabric.set_link_errors(at, known_port(port)?, &errors)?;
     let errors = spec.as_ref().map(ToString::to_string);
-    Ok((Some(NodeId(node)), EventKind::LinkErrors { port: port.to_owned(), errors }))
+    Ok((Some(node), EventKind::LinkErrors { port: port.to_owned(), errors }))
 }
 
 /// Sets the faults of all links, or removes them.

@@ -18,6 +18,7 @@ use tofu_ui::printable;
 use tofu_vfio_user::Server;
 use tofu_vmm::Holder;
 
+use crate::changes;
 use crate::event::{BootStage, Event, EventSender, Outcome};
 use crate::gateway::GatewayInfo;
 use crate::jobs::Jobs;
@@ -192,8 +193,7 @@ impl Registry {
     ///
     /// One line for the user, if the machine has no such node.
     pub(crate) fn place(&self, id: NodeId) -> anyhow::Result<Coords> {
-        let shape = &self.network.shape;
-        shape.coords(id).with_context(|| format!("the machine {shape} has no node {id}"))
+        changes::place(&self.network.shape, id)
     }
 
     /// Returns the device of a node, or `None` if it has none.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
-use tofu_control::protocol::{FaultReport, LinkEnd, NodeKind, Reply, Request};
+use tofu_control::protocol::{EventKind, FaultReport, LinkEnd, NodeKind, Reply, Request};
 use tofu_fabric::{NodeId, Port, Shape};
 use tofu_machine::AnyNetwork;
 use tofu_spec::faults::FaultSpec;
@@ -22,28 +22,23 @@ fn running(registry: &Registry) -> anyhow::Result<&dyn AnyNetwork> {
 /// One line for the user, as all errors here, and nothing has changed.
 pub(super) fn change(registry: &Registry, request: Request) -> anyhow::Result<()> {
     let running = running(registry)?;
-    match registry.timed() {
-        Some(timed) => timed.change(request.clone())?,
-        None => {
-            for (node, what) in changes::apply(running, &request)? {
-                registry.publish(node, what);
-            }
-        }
+    if let Some(timed) = registry.timed() {
+        return timed.change(request);
     }
-    let shape = running.fabric().shape();
+    for (node, what) in changes::apply(running, &request)? {
+        if let EventKind::Faults { faults } = &what {
+            registry.settings().set_faults(faults.clone());
+        }
+        registry.publish(node, what);
+    }
     match request {
         Request::SetLink { node, port, up } => {
             let (at, port) = (registry.place(NodeId(node))?, known_port(&port)?);
-            registry.settings().set_link(shape, at, port, up);
+            registry.settings().set_link(running.fabric().shape(), at, port, up);
         }
         Request::SetNodes { nodes, up, .. } => {
             registry.settings().set_nodes(nodes.into_iter().map(NodeId), up);
         }
-        Request::SetFaults { faults: Some(text) } => {
-            let faults = text.parse::<FaultSpec>().ok();
-            registry.settings().set_faults(faults.map(|faults| faults.to_string()));
-        }
-        Request::SetFaults { faults: None } => registry.settings().set_faults(None),
         _ => {}
     }
     Ok(())

@@ -25,32 +25,35 @@ pub(super) fn observe(engine: &Arc<EventEngine>) -> Arc<Recorder> {
 }
 
 impl Observed {
-    fn note(&self, node: NodeId, what: What) {
-        if self.0.is_on() {
-            self.0.note(node, &what);
-        }
+    /// The recorder, while there is a trace.
+    fn recorder(&self) -> Option<&Recorder> {
+        self.0.is_on().then_some(&*self.0)
     }
 }
 
 impl Observer for Observed {
     fn step(&self, node: NodeId, event: &Event) {
-        if self.0.is_on() {
-            self.0.note_step(node, event);
+        if let Some(recorder) = self.recorder() {
+            recorder.note_step(node, event);
         }
     }
 
     fn explain(&self, by: Coords, subject: &Subject, why: &str) {
-        if self.0.is_on() {
-            self.0.explain(by, subject, why);
+        if let Some(recorder) = self.recorder() {
+            recorder.explain(by, subject, why);
         }
     }
 
     fn access(&self, node: NodeId, offset: u64, write: bool) {
-        self.note(node, What::Access { offset, write });
+        if let Some(recorder) = self.recorder() {
+            recorder.note(node, &What::Access { offset, write });
+        }
     }
 
     fn interrupt(&self, node: NodeId, vector: u16) {
-        self.note(node, What::Interrupt(vector));
+        if let Some(recorder) = self.recorder() {
+            recorder.note(node, &What::Interrupt(vector));
+        }
     }
 
     fn stamp(&self) -> u64 {
