@@ -113,13 +113,10 @@ pub(crate) fn find(
         report.left.extend(left.iter().map(|what| format!("node {node}: {what}")));
         on_in(node, &nodes.inspect(node, "device/tni")?, report);
         let pci = nodes.inspect(node, "pci")?;
-        let is_on = |tree: &[(String, Value)], name: &str| {
-            tree.iter().any(|(found, value)| found == name && *value == Value::Flag(true))
-        };
-        if is_on(part(&pci, "msix"), "enabled") {
+        if part_of(&pci, "msix").is_some_and(|msix| is_on(msix, "enabled")) {
             report.left.push(format!("node {node}: MSI-X is enabled"));
         }
-        if part_of(&pci, "bus_master") == Some(&Value::Flag(true)) {
+        if is_on(&pci, "bus_master") {
             report.left.push(format!("node {node}: Bus Master Enable is set"));
         }
     }
@@ -129,12 +126,11 @@ pub(crate) fn find(
 /// Interfaces and queues of a device that are on.
 fn on_in(node: u32, tnis: &Value, report: &mut Report) {
     let Value::Tree(tnis) = tnis else { return };
-    let is_on = |tree: &Value| part_of(tree, "enabled") == Some(&Value::Flag(true));
     for (tni, tree) in tnis {
-        if is_on(tree) {
+        if is_on(tree, "enabled") {
             report.left.push(format!("node {node}: TNI {tni} is enabled"));
         }
-        for (cq, queue) in part(tree, "cq").iter().filter(|(_, queue)| is_on(queue)) {
+        for (cq, queue) in part(tree, "cq").iter().filter(|(_, queue)| is_on(queue, "enabled")) {
             let stags = part(queue, "stags").len();
             let what = format!("node {node}: TNI {tni} CQ {cq} is enabled, with {stags} STags");
             report.left.push(what);
@@ -143,6 +139,11 @@ fn on_in(node: u32, tnis: &Value, report: &mut Report) {
             report.left.push(format!("node {node}: TNI {tni} gate {gate} is enabled"));
         }
     }
+}
+
+/// Returns true if a flag of a tree is set.
+fn is_on(tree: &Value, name: &str) -> bool {
+    part_of(tree, name) == Some(&Value::Flag(true))
 }
 
 #[cfg(test)]
