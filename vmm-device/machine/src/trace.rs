@@ -404,7 +404,7 @@ mod tests {
         let recorder = Recorder::modelled(1000, move || clock.load(Relaxed));
         let mut trace = recorder.begin(Box::new(|_| {}));
         for vector in 0..THREADS {
-            // Each has a ring of its own.
+            // Each has its own ring.
             thread::scope(|s| {
                 s.spawn(|| recorder.note(NodeId(3), &What::Interrupt(vector)));
             });
