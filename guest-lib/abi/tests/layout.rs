@@ -672,6 +672,24 @@ fn flip_bits_follow_the_laps() {
 }
 
 #[test]
+fn consumer_that_is_ahead_leaves_more_than_a_ring_has() {
+    for entries in [2u64, 8, 2048] {
+        let mut index = RingIndex::new(entries as u32);
+        // Beyond all bits that count.
+        for _ in 0..entries * 5 + 1 {
+            index.advance();
+        }
+        for waiting in 0..=entries {
+            assert_eq!(index.unconsumed(index.count() - waiting), waiting);
+            // Only low bits of the pointer are kept by some.
+            let low = (index.count() - waiting) % (2 * entries);
+            assert_eq!(index.unconsumed(low), waiting);
+        }
+        assert!(index.unconsumed(index.count() + 1) > entries);
+    }
+}
+
+#[test]
 fn result_codes_are_distinct_and_described() {
     assert_eq!(Rcode::SUCCESS.raw(), 0);
     assert_eq!(Rcode::STEERING_TABLE_DISABLED.raw(), 0x10);
