@@ -33,19 +33,24 @@
 
 mod channel;
 mod client;
+mod client_device;
 mod device;
+mod error;
 mod irq;
 mod memory;
 mod pages;
 mod process;
+mod requests;
 mod sent;
 mod server;
+mod session;
 mod socket;
 mod wire;
 
 pub use crate::channel::ChannelError;
 pub use crate::client::{Client, ClientError, Doorbell, MappedPages};
+pub use crate::error::Error;
 pub use crate::memory::{Backing, ClientMemory, Limits, client_window};
 pub use crate::pages::{ClientPages, ClientWindows};
-pub use crate::server::{Error, Server};
+pub use crate::server::Server;
 pub use crate::socket::{BoundSocket, SocketError, bind_socket};
