@@ -79,8 +79,6 @@ pub struct NetworkOf<D: Device> {
 
 /// The network of a machine of Tofu.
 pub type Network = NetworkOf<Icc>;
-/// The network of a machine of TNW.
-pub type TorusNetwork = NetworkOf<tofu_tnw_device::Nwp>;
 
 impl<D: Device> Clone for NetworkOf<D> {
     fn clone(&self) -> Self {
