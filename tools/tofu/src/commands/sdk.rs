@@ -27,12 +27,12 @@ pub(crate) struct SdkArgs {
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
 
-    /// Architecture of the nodes that programs are compiled for: x86-64 or arm64
+    /// Architecture that programs are compiled for: x86-64 or arm64 (default: the host's)
     ///
     /// The folder also gets bin/fccpx, bin/FCCpx and others, which compile with GCC and accept
     /// options of Fujitsu's compilers. If the host has no aarch64-linux-gnu-gcc, it is downloaded
     /// into the cache for arm64.
-    #[arg(long, value_name = "ARCH", default_value_t)]
+    #[arg(long, value_name = "ARCH", default_value_t = Arch::host(), hide_default_value = true)]
     pub(crate) arch: Arch,
 
     /// Do not download a compiler for arm64
@@ -242,16 +242,16 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
         bail!("{prefix}: pkg-config files cannot name folders with blanks; choose another folder");
     }
     let mpi = args.mpi.then(|| mpi_source(args, progress)).transpose()?;
-    let (mut libraries, sysroot) = match args.arch {
-        Arch::X86_64 => (libraries::find()?, None),
+    let (libraries, sysroot) = match args.arch {
+        here if here == Arch::host() => {
+            ([libraries::find()?, libraries::find_local()?].concat(), None)
+        }
+        Arch::X86_64 => bail!("there are no libraries for x86-64 on this host"),
         Arch::Arm64 => {
             let (found, sysroot) = libraries::find_arm64(progress)?;
             (found, Some(sysroot))
         }
     };
-    if args.arch == Arch::host() {
-        libraries.extend(libraries::find_local()?);
-    }
     let (include, lib) = (dir.join("include"), dir.join("lib"));
     let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/tofu"));
     for folder in [&include, &pkgconfig, &cmake] {
@@ -283,10 +283,10 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
             fs::write(dir.join(name), text).with_context(cannot)?;
         }
         let compilers = compilers(args.no_compiler, progress)?;
-        write_fujitsu(&dir, Arch::Arm64, &compilers, &sysroot.root).with_context(cannot)?;
+        write_fujitsu(&dir, Target::Arm64, &compilers, &sysroot.root).with_context(cannot)?;
     } else {
         let none = Path::new("/nonexistent");
-        write_fujitsu(&dir, Arch::X86_64, none, none).with_context(cannot)?;
+        write_fujitsu(&dir, Target::Host, none, none).with_context(cannot)?;
         write_mpi_here(&dir).with_context(cannot)?;
     }
     if let Some(mpi) = &mpi {
@@ -323,14 +323,23 @@ fn compilers(none: bool, progress: &ImageProgress) -> anyhow::Result<PathBuf> {
     Ok(Cache::from_env()?.arm64_compilers(progress)?)
 }
 
-/// Writes the scripts that compile programs for arm64, with the folder of the compilers that were
-/// fetched, and the one with the C library.
-fn write_fujitsu(dir: &Path, arch: Arch, compilers: &Path, sysroot: &Path) -> io::Result<()> {
+/// The processors that the scripts compile for.
+#[derive(Clone, Copy)]
+enum Target {
+    /// Fugaku's, on a host with other ones.
+    Arm64,
+    /// The host's own.
+    Host,
+}
+
+/// Writes the scripts that compile with options of Fujitsu's, with the folder of the compilers that
+/// were fetched, and the one with the C library.
+fn write_fujitsu(dir: &Path, target: Target, compilers: &Path, sysroot: &Path) -> io::Result<()> {
     // Between single quotes.
     let quoted = |path: &Path| path.display().to_string().replace('\'', r"'\''");
-    let (scripts, target, processor) = match arch {
-        Arch::Arm64 => (FUJITSU, "arm64", "-mcpu=a64fx"),
-        Arch::X86_64 => (FUJITSU_HERE, "x86-64", ""),
+    let (scripts, target, processor) = match target {
+        Target::Arm64 => (FUJITSU, "arm64", "-mcpu=a64fx"),
+        Target::Host => (FUJITSU_HERE, "host", ""),
     };
     for (name, compiler, variable) in scripts {
         let permitted = if name.starts_with('f') { PERMITTED.join(" ") } else { String::new() };
@@ -487,7 +496,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let here = fs::canonicalize(folder.path()).unwrap();
         let (fetched, sysroot) = (Path::new("/no/compilers"), Path::new("/a/it's here"));
-        write_fujitsu(&here, Arch::Arm64, fetched, sysroot).unwrap();
+        write_fujitsu(&here, Target::Arm64, fetched, sysroot).unwrap();
         let run = |name: &str, args: &[&str], compiler: &str| run(&here, name, args, compiler);
         let say_by = |compiler: &str, name: &str, args: &[&str]| {
             let output = run(name, args, compiler);
@@ -557,7 +566,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let here = fs::canonicalize(folder.path()).unwrap();
         let none = Path::new("/nonexistent");
-        write_fujitsu(&here, Arch::X86_64, none, none).unwrap();
+        write_fujitsu(&here, Target::Host, none, none).unwrap();
         write_mpi_here(&here).unwrap();
         // In place of ours, which programs that need none are not linked with.
         fs::create_dir(here.join("lib")).unwrap();

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Compiles and links with options of Fujitsu's compilers, those that have a meaning here; others are
 # named and left out. The compiler is GCC, the host's own or one that was fetched when this file was
-# written, or what $@variable@ names. Programs are for @target@.
+# written, or what $@variable@ names. Target: @target@.
 here=$(cd "$(dirname "$0")/.." && pwd) || exit
 if [ -n "${@variable@-}" ]; then
     compiler=$@variable@
