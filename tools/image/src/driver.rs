@@ -82,6 +82,8 @@ const DEBUG_CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu-debug.co
 const ARM64_CONFIG: &str = include_str!("../../../guest-lib/kernel/tofu-arm64.config");
 const SCRIPT: &str = include_str!("../init/driver");
 const OWN_SCRIPT: &str = include_str!("../init/module");
+/// The copy of the sources in the build root, as the compiler names it.
+const OWN_FOLDER: &str = "/src/own/";
 
 /// Lists files with their paths below `guest-lib`.
 macro_rules! sources {
@@ -504,6 +506,8 @@ impl Module {
         })?;
         let log = root.join("build/log");
         let said = fs::read_to_string(&log).unwrap_or_default() + &output.stderr;
+        // Messages name the files of the user, not their copies.
+        let said = said.replace(OWN_FOLDER, &self.base.join("").to_string_lossy());
         let mut modules = Vec::new();
         if output.ok {
             let built = root.join("build/own");

@@ -11,6 +11,8 @@ pub struct Options {
     /// Modules, folders with the source of one, or a program for VFIO; the shipped driver without
     /// any.
     pub drivers: Vec<PathBuf>,
+    /// A folder with all that the source of a module needs, if that is more than its own folder.
+    pub base: Option<PathBuf>,
     /// Parameters of the module, or arguments of the program.
     pub arguments: Vec<String>,
     /// Kernel of the nodes, which is also what a source folder is compiled for.

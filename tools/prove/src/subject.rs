@@ -81,7 +81,7 @@ impl Subject {
     fn new(path: &Path, options: &Options, progress: &dyn Progress) -> anyhow::Result<Self> {
         let arguments = options.arguments.clone();
         if path.is_dir() {
-            let (name, bytes) = compiled(path, &options.kernel, progress)?;
+            let (name, bytes) = compiled(path, options, progress)?;
             return Ok(Self::Module { name, bytes, arguments });
         }
         let bytes = tofu_input::read(path, MOST)
@@ -211,12 +211,12 @@ fn module_name(stem: &str) -> anyhow::Result<String> {
 /// Compiles the module in a folder. Returns its name and bytes.
 fn compiled(
     folder: &Path,
-    kernel: &str,
+    options: &Options,
     progress: &dyn Progress,
 ) -> anyhow::Result<(String, Vec<u8>)> {
-    let kernel: Kernel = kernel.parse()?;
+    let kernel: Kernel = options.kernel.parse()?;
     let to = TempDir::new()?;
-    let module = Module::new(folder).kernel(&kernel, Arch::host())?;
+    let module = Module::new(folder).base(options.base.clone()).kernel(&kernel, Arch::host())?;
     let made = module.make(&Cache::from_env()?, to.path(), progress)?;
     if !made.ok {
         let errors: Vec<&str> = made.said.lines().filter(|line| line.contains("error")).collect();

@@ -25,6 +25,11 @@ pub(crate) struct ProveArgs {
     #[arg(value_name = "DRIVER")]
     drivers: Vec<PathBuf>,
 
+    /// Parent folder with more files that the sources need, such as headers [default: the folder
+    /// itself]
+    #[arg(long, value_name = "BASE")]
+    base: Option<PathBuf>,
+
     /// Parameters of the modules, or arguments of the program
     #[arg(value_name = "ARG", last = true)]
     arguments: Vec<String>,
@@ -100,6 +105,7 @@ const EXAMPLES: &str = "\
 Examples:
   tofu prove                      the shipped driver
   tofu prove ./first_put          a folder with Kbuild, compiled for the nodes' kernel
+  tofu prove --base . ./driver    its Kbuild names -I$(src)/../include
   tofu prove wrong/*.ko --quick   one after the other on the same nodes
   tofu prove my.ko --reloads 100 -- debug=1
   tofu prove ./my-vfio --junit report.xml
@@ -114,6 +120,7 @@ pub(crate) fn run(args: &ProveArgs) -> anyhow::Result<u8> {
     let faults = args.fault.into_iter().map(|DeviceFaults(text)| text).chain(plans);
     tofu_prove::run(&Options {
         drivers: args.drivers,
+        base: args.base,
         arguments: args.arguments,
         kernel: args.kernel,
         generation: args.generation,
