@@ -3,6 +3,10 @@
 //!
 //! On a host with other work, the longest times are those in which the scheduler had preempted the
 //! thread. They occur without inspection, too.
+//!
+//! On a busy host the median Put of 8 bytes took 1.51 us instead of 1.48 us, and the 99th
+//! percentile 2.44 us instead of 2.03 us, while a thread inspected the device all the time, 433 us
+//! each.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;

@@ -3,6 +3,15 @@
 //!
 //! A [`GatewaySetup`] is made before this process gives up its rights on the host, and holds
 //! everything that needs those rights. [`GatewaySetup::start`] puts the I/O node into a machine.
+//!
+//! # How a gateway is made
+//!
+//! `tofu up --gateway` adds a node without a guest to the machine. `gateway::Setup::new`
+//! (`tools/supervisor/src/gateway`) makes everything that needs rights on the host, a TAP and rules
+//! for address translation, before the process gives these rights up. `Setup::start` starts the one
+//! thread that drives the node (`tofu_gateway::IoNode`). Arriving frames are offered to its tenants
+//! (`Tenant`) in turn: the TCP/IP stack, then the TAP. `tofu forward` listens in its own process
+//! and asks at the control socket for a stream to a node's port for each connection.
 
 mod host;
 pub(crate) mod nat;

@@ -3,6 +3,33 @@
 //! The process that becomes the program enters the limits before it starts it
 //! ([`crate::janitor::wrapped`]). So a program that a guest has taken over is confined whether or
 //! not it cooperates.
+//!
+//! # What QEMU may do
+//!
+//! QEMU is confined before it starts, by the process that becomes it (`tofu internal`,
+//! `tools/supervisor/src/limits.rs`), so that a guest that takes it over gains little:
+//!
+//! 1. Every descriptor that it needs is passed to it open: the program's folder, kernel, initrd,
+//!    disk, console, agent, Ethernet, guest memory, and the socket at which its monitor listens. It
+//!    opens them as `/proc/self/fd/N`, because as another user it could enter no folder above them.
+//!    A file that others may not read is copied into memory. The state of a clone and gdb's socket
+//!    (`tofu gdb`) come over the monitor's socket.
+//! 2. A filter with a listener takes over connect(2) (`hold_connects`), as QEMU's `vfio-user-pci`
+//!    cannot take an open connection. The supervisor answers the first call by a connection to the
+//!    node's device, regardless of the address, which could change after a check; later calls fail.
+//! 3. Landlock: reading and running its own files, and reading what its loader reads. It writes
+//!    nothing. It reaches neither abstract sockets nor processes outside.
+//! 4. If this process is root's: a separate user, 0x6f000000 + its process id, or `nobody` where
+//!    only that is mapped. All capabilities are dropped, those of the bounding set too.
+//! 5. An allow-list of system calls; all others fail with EPERM (`program.rs`). Threads can be
+//!    made, processes cannot. clone3 fails with ENOSYS, because a filter cannot see its flags. Only
+//!    UNIX streams can be created: a datagram socket could send to any path. When a new QEMU needs
+//!    a call, `strace -f` of `tofu up --linux` shows which one fails.
+//! 6. QEMU's own `-sandbox`, if it has one.
+//!
+//! Of the environment it gets `PATH`, `HOME`, the language and what begins with `QEMU_`. A QEMU
+//! that `TOFU_QEMU` names may be a script that ends in `exec`: `/usr` and the folders beside the
+//! program can be read and run. If root uses it, all users must be able to read it.
 
 use std::ffi::OsString;
 use std::fs::{self, File};

@@ -1,4 +1,34 @@
 //! The division of a machine into shards, each in a separate process.
+//!
+//! # A machine in shards
+//!
+//! A machine can be cut into *shards*, boxes of nodes that run in their own processes. `Shards`
+//! makes the largest shard as small as possible and, among such cuts, gives it as few links to
+//! others as possible. All of this is *ours*.
+//!
+//! - Where a link leaves the shard, the sending port counts the packet, faults apply, and the
+//!   packet goes over a *cable* to the shard beyond, with the number of links that it has passed.
+//!   That shard counts it as received and takes it on, to its target or to the next shard.
+//! - Packets, times, counters and discards are those of the machine in one piece, which a property
+//!   test checks.
+//! - A cable keeps the order of packets, and loses only the last ones before it breaks. Therefore
+//!   packets of one class with the same source, target and path arrive in order, and each once.
+//! - A shard trusts no other. It derives the link that a packet came over from source, target,
+//!   path, class and the number of links, and takes the packet only if that link leads from the
+//!   sender's shard to its own. `tofu_icc::wire` refuses packets that no device sends. Refused
+//!   packets are counted and dropped.
+//! - If a packet of another shard's node is lost, or meets a place without a device, the shard of
+//!   its source is notified, and ends the command with the code that it would have in one piece.
+//!   Reports are accepted only about own packets whose way leads through the shard that reports.
+//! - A link between two shards is down if either end says so, and so are all links of a shard that
+//!   is absent. When it is back, each link is as it was, or as it was set meanwhile. A command that
+//!   was in flight to the shard ends by its timeout.
+//! - While more than a few MiB wait for a cable, interfaces take no more requests, here and in the
+//!   shard whose requests pass through or are answered. Answers and signals are always taken, so no
+//!   two shards wait for each other.
+//! - Modelled links are in one process: time between shards is not modelled.
+//!
+//! The crate `tofu-cables` has the transport between processes and hosts.
 
 use std::fmt;
 

@@ -27,6 +27,25 @@
 //! DLLP 8 + 4n to 11 + 4n, zeros`, is as in figure 5, and the third, `F, DLLP 12 to 15, FCS`, is
 //! the same in both slices. Two rows hold the whole DLLP once, and come closer to Table V: they
 //! give 6.33 GB/s, and three rows 6.28; the paper has 6.35.
+//!
+//! # Fields
+//!
+//! A frame has a routing header of 8 bytes, the TLP, and a slot for a DLLP. The link makes two
+//! slices of it, each with the routing header and its own frame check sequence (FCS), between a
+//! preamble and an inter-frame gap. In *split* mode each slice has half of the TLP. In *duplicate*
+//! mode both have all of it, and one of them is enough. `slice.rs` has the layout of figures 5 and
+//! 6 byte by byte.
+//!
+//! The order of the routing header's fields is that of the figures. *Ours* are their widths and
+//! positions, the empty TLP that carries a DLLP alone (LEN 0), the generators of the check
+//! sequences, F as the mark of a bad TLP, the CRC of the whole frame in "other control", the first
+//! byte of the gap, fd, and two rows behind a cut TLP. (The text of the figures has fb and three
+//! rows, but was read from print. With three rows a long Put has 6.28 GB/s, with two 6.33; Table V
+//! has 6.35.)
+//!
+//! | bit | 63 | 51 to 62 | 49, 50 | 46 to 48 | 44, 45 | 0 to 42 |
+//! |---|---|---|---|---|---|---|
+//! | field | 1 | SEQ | STAT | PAT | VC | route, as in packet buffers |
 
 use tofu_abi::frame::{ROUTING_HEADER_SIZE, RoutingHeader, TLP_UNIT};
 

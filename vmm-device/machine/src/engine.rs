@@ -19,8 +19,8 @@ use crate::wakeup::Watching;
 /// The shortest and the longest interval between two polls, in nanoseconds.
 const NAP_NS: (u64, u64) = (20_000, 1_000_000);
 /// A page that cannot be protected, and has been quiet for the first of these times, is polled at
-/// intervals of the second. Both are in nanoseconds. See docs/src/reference/vfio-user.md for the
-/// cost.
+/// intervals of the second. Both are in nanoseconds. The documentation of
+/// tofu-vfio-user has the cost.
 const DOZE_NS: (u64, u64) = (1_000_000_000, 10_000_000);
 
 /// Number of turns after which a busy engine checks its event descriptors.

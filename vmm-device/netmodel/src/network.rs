@@ -1,4 +1,49 @@
 //! The network: its options, and its interface for callers.
+//!
+//! # Rules of the model
+//!
+//! `tofu-netmodel` simulates discrete events, without a clock. *Messages* are injected, each of
+//! them consecutive TLPs of one command; each TLP is a frame on the links, which `tofu-links`
+//! models.
+//!
+//! - A node is a crossbar with 16 inputs and outputs: ten ports and six TNIs. Each input of a port
+//!   has a receive queue per VC; a TNI has one for requests, one for system packets, and one for
+//!   responses.
+//! - The first frame of each queue leaves once the output is free, the crossbar can take the frame
+//!   from its input, and there is room for the whole frame in the queue at the other end of the
+//!   link and in the replay buffer. Each way into and out of a crossbar is as fast as a link (IEEE
+//!   Micro).
+//! - A crossbar is made of 15 parts, each with five inputs and three outputs (IEEE Micro). How they
+//!   are grouped is *ours*: the inputs of ports 0 to 4, of ports 5 to 9, and of the TNIs, and
+//!   outputs in their order.
+//! - An output serves three parts in turn, and the inputs of a part in turn, so traffic from the
+//!   links does not starve when all TNIs send. An input of a port can send a frame through each
+//!   part at the same time (ours); a TNI sends one frame at a time. Outputs that want the same
+//!   input take turns (ours). With other arbiters long rings gain, and frames may starve.
+//! - *Virtual cut-through*: a frame can leave as soon as its header has arrived, a hop after the
+//!   header left the previous crossbar.
+//! - Room in a queue is known at the other end of the link a hop after the frame's last byte has
+//!   left the queue. Room in the replay buffer is known once the acknowledgement of the last byte
+//!   has come back.
+//! - A TNI sends the messages of a class in the order in which it got them, and holds a limited
+//!   number of requests and system messages. A TNI always accepts what arrives.
+//! - *Errors* can be set for each direction of a link: the bit error rate of each lane, dead lanes,
+//!   and the probability that a DLLP is lost. What does not arrive is retransmitted, so nothing is
+//!   lost and no order changes. Random numbers follow from the seed, the link and their count.
+//! - *A frame whose end turns out bad* when it is already on its way to the next node is marked as
+//!   bad there, and the first receiver that has all of it drops it. Frames with an unreadable
+//!   header do not get that far *(ours: that the first 16 bytes are needed)*. A link with fewer
+//!   lanes delays a frame before it hands it on, so that the frame leaves no faster than it comes
+//!   in.
+//! - While a link is down, frames that come to it are discarded. Those already on it arrive, after
+//!   retransmission if need be.
+//!
+//! Messages of one class with the same source, TNI, target and path arrive in the order in which
+//! they were injected. Events at a node at the same time are ordered by kind and port, so the same
+//! messages have the same fate to the picosecond.
+//!
+//! Time advances in windows of one hop, as nothing that happens in a window is seen by another node
+//! before its end, so the number of threads changes no result.
 
 mod agenda;
 mod arbiter;

@@ -4,6 +4,19 @@
 //! try every order in which threads can run. Only modules that loom checks must take their atomics
 //! from here. The crate also has bounded queues, and a clock that is cheaper to read than a lock is
 //! to take.
+//!
+//! # Types with models, and their promises
+//!
+//! - `IrqUnit` of `icc`: a request that comes while it is unmasked is announced; a thread that
+//!   waits for the end of a barrier's round wakes up.
+//! - `Handover` of `icc`: a doorbell during another thread's turn, or while the queue is being
+//!   enabled, is not lost.
+//! - `Waiting` of `icc`: a queue that finds no room in the network sees it later or is rung for it.
+//! - `Epochs` of `sync`: a cache flush is not reported done while an older use of the tables lives.
+//! - `Sleep` of `machine`: an engine does not sleep over a queued doorbell or a deadline.
+//! - `Queued` of `machine`: a doorbell is queued once, and a turn sees what was written before it.
+//! - `load_words`, `store_words` of `dma`, against `Rings` of the driver: a command of two
+//!   descriptors, a completion or a notice is seen whole or not at all, and after its data.
 #![deny(unsafe_code)]
 
 mod clock;

@@ -4,6 +4,19 @@
 //! ```text
 //! cargo run --release -p tofu-vfio-user --example mappings [PAGES]
 //! ```
+//!
+//! # What it costs
+//!
+//! On a busy host with 2 processors (`cargo run --release -p tofu-vfio-user --example mappings`),
+//! so orders of magnitude only:
+//!
+//! - DMA_MAP of a page, mostly the way over the socket and back: 27 to 31 us
+//! - 262,144 scattered pages given up by one message; by one of all their range: 0.6 s; 11 ms
+//! - 1 MiB Puts within a node through one range; if no two pages are contiguous: 3.4 GiB/s; 0.5
+//!   GiB/s
+//! - a Linux guest under TCG with an IOMMU, through VFIO: 8-byte Put to itself, trapped, median:
+//!   9.5 us
+//! - 16 MiB Puts there, 640 MiB mapped page by page: 3.0 GiB/s
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

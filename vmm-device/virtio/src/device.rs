@@ -1,4 +1,52 @@
 //! The interface between a kind of device and its transport.
+//!
+//! # Devices
+//!
+//! **Block device** (5.2), device ID `1042`, class `018000`. It has one queue of 128. It uses a raw
+//! image or a block device of the host, and the whole sectors of 512 bytes in it are the capacity.
+//! A request has up to 64 buffers of 64 KiB (`SEG_MAX`, `SIZE_MAX`) (ours). A longer request fails,
+//! as does one that is not whole sectors, ends behind the capacity, or has a buffer outside of
+//! memory. `FLUSH` and `GET_ID` work; if a driver has not accepted `FLUSH`, each write is synced.
+//! Discard and write zeroes are not offered. The image is locked with flock(2): one writer, or any
+//! number of readers, on this host.
+//!
+//! **Entropy source** (5.4), device ID `1044`, class `ff0000`. It has one queue of 64. A request
+//! gets at most 4096 bytes (ours), from getrandom(2).
+//!
+//! **Console** (5.3), device ID `1043`, class `078000`. Its queues have 64 entries. It has up to 16
+//! ports (ours), each connected to a UNIX stream of the host. A single unnamed terminal comes
+//! without `MULTIPORT`; everything else comes with it. The agent is found by the name of its port:
+//! where udev runs, Linux makes it `/dev/virtio-ports/org.tofu.agent`; without udev the name is in
+//! `/sys/class/virtio-ports/*/name`, next to `dev`.
+//!
+//! The monitor buffers nothing: bytes stay in the stream until the guest has a buffer, and in the
+//! guest's buffer until the stream takes them. Data that a guest writes to a port without a stream
+//! is lost. `PORT_OPEN` tells the driver when the host's end closes or another one is connected.
+//!
+//! **IOMMU** (5.13), device ID `1057`, class `080600`. It has a request queue of 256 and an event
+//! queue of 64.
+//!
+//! - features: `INPUT_RANGE`, `DOMAIN_RANGE`, `MAP_UNMAP`, `PROBE`, `BYPASS_CONFIG`
+//! - pages (ours): 4 KiB and any multiple
+//! - addresses (ours): 0 to 2^48 - 1. `PROBE` reports `0xfee0_0000` to `0xfeef_ffff` as reserved
+//!   for interrupt messages; mapping there is `INVAL`
+//! - domains (ours): 0 to `0xffff`; a domain exists as long as an endpoint is attached to it
+//! - endpoints: those that the monitor has created; identified by their PCI function (ours)
+//! - mappings (ours): 2^20 in all domains together, further ones are `NOMEM`
+//! - `bypass`: 1 at first (ours); a reset keeps it, but detaches all endpoints and forgets all
+//!   mappings
+//!
+//! A request whose parts have other sizes than its type has is `INVAL`; one of an unknown type is
+//! `UNSUPP`. `MAP` over an existing mapping is `INVAL`. `UNMAP` that would cut a mapping in two is
+//! `RANGE` and removes nothing. Rights are those of the mapping: a range that is mapped for writing
+//! only cannot be read.
+//!
+//! `UNMAP`, `DETACH`, `ATTACH` to another domain, a reset and a write to `bypass` return only when
+//! every access that may have used the removed mappings has ended. Refused accesses are reported on
+//! the event queue. Up to 64 reports wait for a buffer, and at most 100 a second are made (ours);
+//! the rest is lost.
+//!
+//! Interrupt messages are not translated.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

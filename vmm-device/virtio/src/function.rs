@@ -1,4 +1,26 @@
 //! The virtio-pci transport (1.2, 4.1): a device as a bus sees it.
+//!
+//! # Transport
+//!
+//! The transport is virtio over PCI (4.1), modern only: a driver must accept `VIRTIO_F_VERSION_1`,
+//! and `ACCESS_PLATFORM` of a device behind an IOMMU. It has split rings (2.7), with
+//! `VIRTIO_F_INDIRECT_DESC` and `VIRTIO_F_EVENT_IDX`. The packed ring, `RING_RESET`,
+//! `NOTIFICATION_DATA` and shared memory regions are not offered.
+//!
+//! - vendor, device: `1af4`, `1040` + number of the device; the subsystem has the same; revision 1
+//! - BAR 0, 32-bit, 16 KiB (ours): common configuration at `0x0000`, interrupt status at `0x1000`,
+//!   device configuration at `0x2000`, notification at `0x3000`
+//! - BAR 1, 32-bit, 8 KiB (ours): MSI-X: vectors for configuration changes and for each queue
+//! - capabilities: common, ISR, device (if it has a configuration), notify, and the access window
+//!   in configuration space (4.1.4.9)
+//!
+//! All queues share one notification register (multiplier 0) (ours), so a device needs one
+//! ioeventfd. There is no INTx pin: a driver without MSI-X has to poll the interrupt status.
+//!
+//! Fields of the common configuration are written with their own width, addresses also as eight
+//! bytes at once. Other writes are ignored. A queue that is enabled stays as it is until reset, as
+//! do the features after FEATURES_OK. Without bus master enable the device does not touch memory;
+//! notifications from that time are served when it is enabled again.
 
 use std::fmt;
 use std::sync::atomic::Ordering::SeqCst;

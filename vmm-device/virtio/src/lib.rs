@@ -14,6 +14,18 @@
 //! A guest is untrusted. An invalid ring (a loop, an index or an address that does not exist) makes
 //! the device ask for a reset, as 2.1.2 says, and do nothing until it gets one. An invalid request
 //! fails. Both take bounded time and memory, and a reset works in every state.
+//!
+//! # What a guest can cause
+//!
+//! Each device has its own thread, which serves a bounded number of requests in a turn. A reset,
+//! from either side, waits for the request in progress and for nothing else.
+//!
+//! An invalid ring or chain (outside of memory, not aligned, a loop, an index out of range, more
+//! buffers than the queue has entries, a table in a table, readable behind writable buffers, an
+//! available index that runs ahead, a request without header or status) sets `DEVICE_NEEDS_RESET`,
+//! raises the configuration interrupt, and stops the device until the driver resets it. A request
+//! that is well-formed but asks for something impossible fails alone. The first complaint about a
+//! device is logged as a warning, later ones for debugging only.
 #![forbid(unsafe_code)]
 
 mod blk;

@@ -1,6 +1,22 @@
 //! Prints what exits, interrupts, doorbells and memory slots cost on this host.
 //!
 //! `cargo run --release -p tofu-vmm --example kvm-costs`
+//!
+//! # Figures
+//!
+//! Means in microseconds on a host with KVM in software (PVM):
+//!
+//! - create a VM and its vCPU: 7200 to 8500
+//! - guest: ring 3 to ring 0 and back: 6
+//! - guest: MMIO access that leaves the guest; ioeventfd write; write to a shared page: 28; 3 to 6;
+//!   0.02
+//! - guest: print a line of 64 bytes: 34
+//! - guest: MMIO write that is answered by an MSI, spinning: 42
+//! - guest: doorbell, host thread, MSI, spinning; halted: 51; 42
+//! - guest: wait with a time limit of 100 us: 134
+//! - host: protect a shared page, or lift that, by memory slot; by the host's mapping: 45; 3
+//! - guest: touch 1024 pages, all mapped; after protection by memory slot; by the host's mapping:
+//!   9; 801; 74
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -1,15 +1,61 @@
 //! The guest-physical address map and the I/O ports. Ours, in the manner of a
 //! PC with Intel's Q35 chipset so that Linux finds nothing surprising.
 //!
-//! | from | size | what |
+//! # Guest-physical memory
+//!
+//! The addresses of the interrupt controllers are public (their reset values).
+//!
+//! | from | size | contents |
 //! |---|---|---|
 //! | `0` | up to 3 GiB | RAM |
 //! | `0xc000_0000` | 512 MiB | BARs below 4 GiB |
-//! | `0xe000_0000` | 256 MiB | PCI Express configuration space (ECAM) |
-//! | `0xfec0_0000` | 4 KiB | I/O APIC (in KVM) |
-//! | `0xfee0_0000` | 4 KiB | local APIC (in KVM) |
+//! | `0xe000_0000` | 256 MiB | ECAM: configuration space of 256 buses, of which bus 0 exists |
+//! | `0xfec0_0000` | 4 KiB | I/O APIC, in KVM |
+//! | `0xfee0_0000` | 4 KiB | local APICs, in KVM |
+//! | `0xfffb_c000` | 16 KiB | used by KVM itself on Intel hosts |
 //! | `0x1_0000_0000` | | RAM beyond 3 GiB |
-//! | half of the physical address space, at most 64 GiB | | 64-bit prefetchable BARs |
+//!
+//! From the half of the physical address space, or from 64 GiB if that is less, to its end, or to
+//! 64 TiB, there are 64-bit prefetchable BARs.
+//!
+//! The first MiB holds boot data (ours, within what the protocols allow):
+//!
+//! | address | contents |
+//! |---|---|
+//! | `0x500`, `0x520` | GDT, IDT |
+//! | `0x6000` | PVH start information, module list, memory map |
+//! | `0x7000` | Linux boot parameters ("zero page") |
+//! | `0x9000` | page tables: identity mapping of the first 4 GiB |
+//! | `0xf000` to `0x1_8000` | initial stack for a 64-bit entry |
+//! | `0x2_0000` | command line |
+//! | `0x9_fc00` | end of conventional memory |
+//! | `0xe_0000` | ACPI tables up to `0x10_0000`, the RSDP first |
+//!
+//! The memory map given to Linux has all RAM but `0x9_fc00` to `0x10_0000`, and marks the tables'
+//! area and ECAM as reserved. `VmConfig::shared_memory` backs RAM with one memory file, regions in
+//! order of address, which another process can map.
+//!
+//! # I/O ports
+//!
+//! | port | device | guests |
+//! |---|---|---|
+//! | `0x20`.., `0xa0`.., `0x4d0` | interrupt controllers (8259), in KVM | all |
+//! | `0x40`.., `0x61` | timer (8254), in KVM | Linux |
+//! | `0x64` | keyboard controller: writing `0xfe` resets; it has no other function | all |
+//! | `0x70`, `0x71` | real-time clock and CMOS memory (MC146818) | Linux |
+//! | `0xf4`, `0xf8` | exit with a code; print a character (ours) | all |
+//! | `0x3f8`.. | 16550 serial port, IRQ 4 | all |
+//! | `0x600`.. | ACPI PM1 event and control registers, PM timer at `0x608` | Linux with ACPI |
+//! | `0xcf8`, `0xcfc` | PCI configuration type 1 | all |
+//! | `0xcf9` | reset control register: bit 2 resets | Linux |
+//!
+//! The clock shows the host's time in UTC. Guests cannot set it, and it has no alarms. All other
+//! ports read as ones and ignore writes.
+//!
+//! A VM ends with an `Outcome`: `PoweredOff` by sleep type 5, `Reset` by either reset port, a
+//! triple fault, an exit code, a KVM error, or a stop from outside.
+//!
+//! Of input to the serial port 4 KiB wait for a guest that does not read.
 
 /// End of the RAM below 4 GiB, and start of [`MMIO32_START`]'s window.
 pub const LOW_RAM_END: u64 = 0xc000_0000;

@@ -1,5 +1,27 @@
 //! ACPI tables for Linux, which describe the machine of [`layout`]. Sources are the ACPI
 //! specification 6.5 and the PCI Firmware specification 3.3.
+//!
+//! # The tables
+//!
+//! The formats are public (ACPI 6.5, PCI Firmware 3.3). The contents are ours.
+//!
+//! - RSDP, XSDT: at `0xe_0000`; no RSDT
+//! - FADT: not hardware-reduced: PM1a blocks, PM timer, SCI 9, reset register `0xcf9` with value 6;
+//!   ACPI mode is on from the start (SMI_CMD 0); no VGA, no keyboard controller, no ASPM; no power
+//!   or sleep button
+//! - FACS: empty
+//! - MADT: local APICs, I/O APIC with inputs 0 to 23, SCI level and high, LINT1 = NMI. Interrupt 0
+//!   is input 0
+//! - MCFG: ECAM, segment 0, buses 0 to 255
+//! - VIOT: if the machine has a virtio-iommu (`LinuxBoot::viot`): the IOMMU's function, and the
+//!   functions whose accesses it translates, with their bus, device and function numbers as
+//!   endpoint IDs
+//! - DSDT: `PCI0` (PNP0A08: bus range, both windows, an `_OSC` that grants everything), `MBRD`
+//!   (PNP0C02: reserves ECAM and `0x600`), `COM1` (PNP0501), `RTC` (PNP0B00), a processor
+//!   (ACPI0007) for each vCPU, `_S5`
+//!
+//! These are absent: HPET; hotplug; sleep states other than S5; and MP tables, so a kernel without
+//! ACPI uses one CPU.
 
 use std::ops::Range;
 

@@ -4,6 +4,22 @@
 //! Sources: the Linux/x86 boot protocol (Documentation/x86/boot.rst in Linux),
 //! the ELF-64 object file format, and Xen's description of the PVH entry
 //! (docs/misc/pvh.pandoc and include/public/arch-x86/hvm/start_info.h).
+//!
+//! # Boot protocols
+//!
+//! `Vm::boot_linux` chooses the protocol by the kind of image; `LinuxBoot::entry` overrides it.
+//!
+//! - A bzImage is loaded at 1 MiB and entered 512 bytes after its start, in 64-bit mode with paging
+//!   on and RSI = zero page.
+//! - An ELF file with a PVH note is entered at the address in the note, in 32-bit mode without
+//!   paging and with EBX = start information, version 1.
+//! - An ELF file without such a note is entered at its own entry point, in the state of a bzImage.
+//!
+//! Public are the Linux/x86 boot protocol (2.12 or later, that is Linux 3.8, with `XLF_KERNEL_64`),
+//! Xen's PVH description, and ELF-64. Ours: an ELF file is entered by its note if it has one,
+//! because that entry is specified and an ELF file's 64-bit entry is not. The initrd lies as high
+//! as the kernel allows below 3 GiB. The loader type is 0xff. An unsuitable image is refused before
+//! the guest starts (`KernelError`).
 
 use std::io::Cursor;
 use std::ops::Range;
