@@ -147,38 +147,41 @@ fn a_run_ends_where_time_is_to_stop() {
     place.is_clean();
 }
 
+/// Starts a debugger that has node 0 at once and writes `attached`, waits for `go`, and holds the
+/// node in the middle of a program that polls. Then it writes `held`, and lets go 10 s later.
+fn hold_in_program(place: &Place, [attached, go, held]: [&str; 3]) -> Running {
+    let waits = format!("shell touch {attached}; until test -e {go}; do sleep 0.1; done");
+    let holds = format!("shell touch {held}; sleep 10");
+    // A tick of the kernel that a program has, about 1000 rounds after the one before.
+    let stop = ["break account_user_time", "ignore 1 5", "continue"];
+    let commands = [&[&*waits][..], &stop, &[&*holds, "delete", "backtrace"]].concat();
+    let commands = commands.into_iter().flat_map(|command| ["-ex", command]);
+    let words: Vec<_> = ["gdb", "0", "--", "-batch"].into_iter().chain(commands).collect();
+    place.start(&words)
+}
+
 /// A debugger holds one node for 10 s of the host. No time passes on the other one, either,
 /// although their programs wait for each other.
 #[test]
 fn a_debugger_stops_time_for_all() {
-    const HELD: &str = "10";
     if !have("gdb") {
         return skip("there is no gdb");
     }
     let Some(place) = Place::new(Image::Default) else { return };
     up(&place, &[]);
     let alone = place.run_for(&talk("count=100"), LONG, b"").ok();
-    let mut under = Running::start(place.command(&talk("count=100000")), b"");
-    let held = place.file("held");
-    let holds = [
-        "gdb",
-        "0",
-        "--",
-        "-batch",
-        "-ex",
-        "break tick_nohz_handler",
-        "-ex",
-        "continue",
-        "-ex",
-        &format!("shell touch {held}; sleep {HELD}"),
-        "-ex",
-        "delete",
-        "-ex",
-        "backtrace",
-    ];
-    let gdb = place.start(&holds);
+    let commands = |time: &Value| time["guests"][0]["commands"].as_u64().unwrap();
+    let before = commands(&time(&place));
+    let [attached, go, held] = ["attached", "go", "held"].map(|name| place.file(name));
+    let gdb = hold_in_program(&place, [&attached, &go, &held]);
+    wait_for("gdb to have the node", LONG, || fs::exists(&attached).unwrap());
+    let mut under = Running::start(place.command(&talk("count=20000")), b"");
+    fs::write(&go, "").unwrap();
     wait_for("gdb to hold the node", 2 * LONG, || fs::exists(&held).unwrap());
     let stopped = time(&place);
+    // In the middle of the program.
+    let done = commands(&stopped) - before;
+    assert!((100..20000).contains(&done), "{done}");
     thread::sleep(Duration::from_secs(8));
     assert_eq!(time(&place)["modelled_ns"], stopped["modelled_ns"]);
     let ready = place.ps()[0]["nodes"].as_array().unwrap().iter().all(|n| n["state"] == "ready");

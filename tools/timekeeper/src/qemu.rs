@@ -26,7 +26,8 @@ const CLOCK_VIRTUAL: c_int = 1;
 const ALL_TIMERS: c_int = -1;
 /// Nanoseconds.
 const SCALE_NS: c_int = 1;
-/// `RUN_STATE_PAUSED` of QEMU 11.1.
+/// `RUN_STATE_DEBUG` and `RUN_STATE_PAUSED` of QEMU 11.1.
+const DEBUG: c_int = 0;
 const PAUSED: c_int = 4;
 /// Bytes for a `QEMUTimer`, which has 48.
 const TIMER: usize = 256;
@@ -57,6 +58,9 @@ type TimerInit = unsafe extern "C" fn(
 );
 type TimerMod = unsafe extern "C" fn(*mut c_void, i64);
 type ThreadsIdle = unsafe extern "C" fn() -> bool;
+type Processor = unsafe extern "C" fn(c_int) -> *mut c_void;
+type IsStopped = unsafe extern "C" fn(*mut c_void) -> bool;
+type OnPoll = unsafe extern "C" fn(*mut Notifier);
 type Deadline = unsafe extern "C" fn(c_int, c_int) -> i64;
 type MsixNotify = unsafe extern "C" fn(*mut c_void, u32);
 type Stop = unsafe extern "C" fn();
@@ -79,6 +83,14 @@ type VcpuInit = unsafe extern "C" fn(u64, unsafe extern "C" fn(u32, *mut c_void)
 type RegionRead = unsafe extern "C" fn(*mut c_void, u8, i64, u32, *mut c_void) -> c_int;
 type RegionWrite = unsafe extern "C" fn(*mut c_void, u8, i64, u32, *mut c_void, bool) -> c_int;
 
+/// QEMU's `Notifier`.
+#[repr(C)]
+struct Notifier {
+    notify: unsafe extern "C" fn(*mut Self, *mut c_void),
+    /// Its place in QEMU's list.
+    node: [usize; 2],
+}
+
 /// QEMU's functions, and the state of this plugin.
 struct Plugin {
     clock: ClockGet,
@@ -93,6 +105,10 @@ struct Plugin {
     in_processor: ThreadsIdle,
     stop_processor: Stop,
     stop: StopMachine,
+    runs: ThreadsIdle,
+    processor: Processor,
+    is_stopped: IsStopped,
+    on_poll: OnPoll,
     main_loop: MainLoop,
     schedule: Schedule,
     on_change: OnChange,
@@ -120,14 +136,10 @@ struct State {
     write: Option<RegionWrite>,
     /// Input that the guest has not taken, by port.
     input: [VecDeque<u8>; PORTS],
-    /// True if time is stopped, so that the guest asks as soon as it is continued.
+    /// True if the virtual machine is stopped, or is about to be, because time is.
     stands: bool,
-    /// True if the virtual machine has run before.
-    has_run: bool,
-    /// True if it has been stopped and continued, as by a debugger. A processor that stops for one
-    /// counts as idle for a moment, in which QEMU goes to the next timer. That must not be later
-    /// than the guest may run.
-    by_timer: bool,
+    /// True if the virtual machine has been stopped.
+    stopped: bool,
 }
 
 impl State {
@@ -141,8 +153,7 @@ impl State {
             write: None,
             input: Default::default(),
             stands: false,
-            has_run: false,
-            by_timer: false,
+            stopped: false,
         }
     }
 }
@@ -240,8 +251,8 @@ impl Plugin {
 
     /// Carries out an answer that a guest got at a time: delivers interrupts, and stops the guest
     /// at the limit. A running guest is stopped by the count of its instructions, because a timer
-    /// costs more, unless a debugger may inspect it. The timer is set nevertheless: a processor may
-    /// halt unnoticed, and the count must restart.
+    /// costs more. The timer is set nevertheless: a processor may halt unnoticed, and the count must
+    /// restart.
     fn obey(&self, state: &mut State, go: io::Result<Go>, now: u64) {
         let until = self.deliver(state, go);
         if until <= now {
@@ -250,7 +261,7 @@ impl Plugin {
         // SAFETY: QEMU's function. The big lock is held, as in `deliver`.
         let idle = unsafe { (self.idle)() };
         match &mut state.board {
-            Some(board) if !idle && !state.by_timer => {
+            Some(board) if !idle => {
                 board.count(now, until);
                 // Setting it stops the processor for a while.
                 if state.due <= now || state.due < until {
@@ -377,20 +388,29 @@ unsafe extern "C" fn stop(_: *mut c_void) {
     unsafe { (plugin().stop)(PAUSED) };
 }
 
-/// Called when the virtual machine has stopped, or is about to run.
+/// Called when the virtual machine has stopped, or is about to run. One that continues asks before
+/// its next instruction how far it may run, and its instructions are counted from there.
 unsafe extern "C" fn changed(_: *mut c_void, runs: bool, _: c_int) {
     let plugin = plugin();
     let mut state = plugin.state();
-    if !runs {
-        return;
-    }
-    state.by_timer |= std::mem::replace(&mut state.has_run, true);
-    if std::mem::take(&mut state.stands) {
+    state.stands &= !runs;
+    if std::mem::replace(&mut state.stopped, !runs) && runs {
         plugin.tick_at(&mut state, plugin.now());
-    } else if let Some(until) = state.board.as_ref().and_then(Board::until)
-        && state.by_timer
-    {
-        plugin.stop_at(&mut state, until);
+    }
+}
+
+/// Called by the main loop before and after it waits. A processor that has met a breakpoint counts
+/// as idle until the main loop has stopped the virtual machine. Before that, QEMU would advance the
+/// clock to the next timer, which may be later than the guest may run. So it is stopped now.
+unsafe extern "C" fn polled(_: *mut Notifier, _: *mut c_void) {
+    let plugin = plugin();
+    // SAFETY: QEMU's functions, as its main loop calls them: the big lock is held, and there is a
+    // processor, as this is called only after that has been made.
+    unsafe {
+        if (plugin.runs)() && (plugin.is_stopped)((plugin.processor)(0)) {
+            let why = if plugin.state().stands { PAUSED } else { DEBUG };
+            (plugin.stop)(why);
+        }
     }
 }
 
@@ -443,6 +463,10 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
     plugin.prepare(plugin.input_timer, more_input);
     // SAFETY: QEMU's function; the handler lives as long as the plugin, which is never unloaded.
     unsafe { (plugin.on_change)(changed, null_mut()) };
+    let notifier = Box::leak(Box::new(Notifier { notify: polled, node: [0; 2] }));
+    // SAFETY: QEMU's function, and a notifier that is never freed. The main loop does not look at
+    // its list now: it holds the big lock when it does, as this thread does.
+    unsafe { (plugin.on_poll)(notifier) };
     let mut state = plugin.state();
     let operations = plugin.operations as *mut [*mut c_void; REGION_WRITE + 1];
     // SAFETY: the table has more places than that in QEMU 11.1, whose version was checked. It is
@@ -522,6 +546,10 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             in_processor: function(c"qemu_in_vcpu_thread"),
             stop_processor: function(c"cpu_stop_current"),
             stop: function(c"vm_stop"),
+            runs: function(c"runstate_is_running"),
+            processor: function(c"qemu_get_cpu"),
+            is_stopped: function(c"cpu_is_stopped"),
+            on_poll: function(c"main_loop_poll_add_notifier"),
             main_loop: function(c"qemu_get_aio_context"),
             schedule: function(c"aio_bh_schedule_oneshot_full"),
             on_change: function(c"qemu_add_vm_change_state_handler"),
