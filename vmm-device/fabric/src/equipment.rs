@@ -1,18 +1,20 @@
 //! Hooks on the packet path besides links: a tap, faults, and cables to other shards.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, RwLock};
 
 use tofu_links::{Check, Dllp};
-use tofu_sync::lock;
+use tofu_sync::{lock, read, write};
 
 use crate::carrier::Observer;
 use crate::carrier::{Cables, Crossing};
 use crate::faults::{Fate, Faults};
 use crate::shard::ShardId;
 use crate::{
-    Class, Deliver, Direction, DiscardReason, Hop, NodeId, Observation, OnLink, Packet, Port, Tap,
-    TapPoint,
+    Class, Deliver, Direction, DiscardReason, Disturb, FaultCounters, FaultPlan, Hop, NoSuchLink,
+    NodeId, Observation, OnLink, Packet, Port, Shape, Tap, TapPoint,
 };
 
 /// An observation at both ends of a hop.
@@ -25,27 +27,136 @@ fn ends(hop: Hop, link: Option<OnLink>) -> [Observation; 2] {
     })
 }
 
+/// The tap, the faults and the cables of a carrier, which may change at any time, and packets that
+/// faults hold back.
+pub struct Equipment<B> {
+    /// True if there are any, or packets go another way than the direct one.
+    on: AtomicBool,
+    always_on: bool,
+    hooks: RwLock<Hooks<B>>,
+    held: HeldBack<B>,
+}
+
+struct Hooks<B> {
+    tap: Option<Arc<dyn Tap<B>>>,
+    faults: Option<Arc<Faults<B>>>,
+    cables: Option<Arc<dyn Cables<B>>>,
+}
+
+impl<B> Clone for Hooks<B> {
+    fn clone(&self) -> Self {
+        let Self { tap, faults, cables } = self;
+        Self { tap: tap.clone(), faults: faults.clone(), cables: cables.clone() }
+    }
+}
+
+impl<B> Default for Equipment<B> {
+    fn default() -> Self {
+        Self::new(false)
+    }
+}
+
+impl<B> fmt::Debug for Equipment<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Equipment").field("on", &self.on).finish_non_exhaustive()
+    }
+}
+
+impl<B> Equipment<B> {
+    /// Nothing so far. If `always_on`, this is [on](Self::is_on) nevertheless.
+    pub(crate) fn new(always_on: bool) -> Self {
+        let hooks = RwLock::new(Hooks { tap: None, faults: None, cables: None });
+        Self { on: AtomicBool::new(always_on), always_on, hooks, held: HeldBack::default() }
+    }
+
+    /// Returns true if there is any.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.on.load(Relaxed)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Hooks<B>)) {
+        let mut hooks = write(&self.hooks);
+        change(&mut hooks);
+        let Hooks { tap, faults, cables } = &*hooks;
+        let any = tap.is_some() || faults.is_some() || cables.is_some();
+        self.on.store(any || self.always_on, Relaxed);
+    }
+
+    /// Makes this tap, or none, observe all packets from now on. The previous one may still observe
+    /// packets that are in flight.
+    pub fn set_tap(&self, tap: Option<Arc<dyn Tap<B>>>) {
+        self.change(|hooks| hooks.tap = tap);
+    }
+
+    /// Makes these cables, or none, take packets to other shards.
+    pub(crate) fn set_cables(&self, cables: Option<Arc<dyn Cables<B>>>) {
+        self.change(|hooks| hooks.cables = cables);
+    }
+
+    /// Sets the faults that happen from now on, or none. Counters start from 0.
+    ///
+    /// # Errors
+    ///
+    /// If a link that is named does not exist. Nothing changes then.
+    pub fn set_faults(&self, shape: &Shape, plan: Option<FaultPlan>) -> Result<(), NoSuchLink>
+    where
+        B: Disturb,
+    {
+        let faults = plan.map(|plan| Faults::new(shape, plan)).transpose()?;
+        self.change(|hooks| hooks.faults = faults.map(Arc::new));
+        Ok(())
+    }
+
+    /// The faults, and how often they have happened since they were set.
+    pub fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
+        let faults = read(&self.hooks).faults.clone()?;
+        Some((faults.plan().clone(), faults.counters()))
+    }
+
+    /// Calls this with what there is now.
+    pub fn with<T>(&self, shows: impl FnOnce(&mut Equipped<'_, B>) -> T) -> T {
+        // A tap and cables may take their time, and may be exchanged meanwhile.
+        let Hooks { tap, faults, cables } = read(&self.hooks).clone();
+        let (tap, faults, cables) = (tap.as_deref(), faults.as_deref(), cables.as_deref());
+        shows(&mut Equipped { tap, faults, held: &self.held, cables })
+    }
+
+    /// Releases all packets that are held back.
+    pub fn release(&self, out: &mut dyn Deliver<B>) {
+        let all = std::mem::take(&mut *lock(&self.held));
+        if all.is_empty() {
+            return;
+        }
+        self.with(|equipped| {
+            for held in all {
+                equipped.deliver(held.at, held.packet, out);
+            }
+        });
+    }
+}
+
 /// The most packets that are held back; further ones are not delayed.
 const MOST_HELD: usize = 256;
 
 /// Packets that faults hold back.
-pub(crate) type HeldBack<B> = Mutex<VecDeque<Held<B>>>;
+type HeldBack<B> = Mutex<VecDeque<Held<B>>>;
 
 /// A packet that waits at its target until others have overtaken it.
-pub(crate) struct Held<B> {
-    pub(crate) at: NodeId,
+struct Held<B> {
+    at: NodeId,
     others: u32,
-    pub(crate) packet: Packet<B>,
+    packet: Packet<B>,
 }
 
 /// The tap and the faults, if any, and packets that faults hold back: what a carrier shows packets
 /// to on their way.
 pub struct Equipped<'a, B> {
-    pub(crate) tap: Option<&'a dyn Tap<B>>,
-    pub(crate) faults: Option<&'a Faults<B>>,
-    pub(crate) held: &'a HeldBack<B>,
+    tap: Option<&'a dyn Tap<B>>,
+    faults: Option<&'a Faults<B>>,
+    held: &'a HeldBack<B>,
     /// The cables to other shards of the machine.
-    pub(crate) cables: Option<&'a dyn Cables<B>>,
+    cables: Option<&'a dyn Cables<B>>,
 }
 
 impl<B> Equipped<'_, B> {
@@ -94,7 +205,7 @@ impl<B> Equipped<'_, B> {
     }
 
     /// Hands a packet to its target.
-    pub(crate) fn deliver(&self, node: NodeId, packet: Packet<B>, out: &mut dyn Deliver<B>) {
+    fn deliver(&self, node: NodeId, packet: Packet<B>, out: &mut dyn Deliver<B>) {
         self.observe(node, TapPoint::Tni(packet.dst_tni), Direction::In, &packet);
         out.arrived(node, packet);
     }
@@ -139,8 +250,8 @@ impl<B> Equipped<'_, B> {
     }
 }
 
-impl<B> std::fmt::Debug for Equipped<'_, B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<B> fmt::Debug for Equipped<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Equipped").field("sees_links", &self.sees_links()).finish_non_exhaustive()
     }
 }

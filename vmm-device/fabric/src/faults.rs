@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tofu_abi::Coords;
 
 use crate::chance::mix;
-use crate::{Class, Fabric, Hop, NoSuchLink, Packet, Port};
+use crate::{Class, Hop, NoSuchLink, Packet, Port, Shape};
 
 /// A chance, in parts per million.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,8 +149,7 @@ fn link_index(hop: Hop) -> usize {
 impl<B: Disturb> Faults<B> {
     /// # Errors
     /// If the plan names a link that does not exist.
-    pub(crate) fn new(fabric: &Fabric, plan: FaultPlan) -> Result<Self, NoSuchLink> {
-        let shape = fabric.shape();
+    pub(crate) fn new(shape: &Shape, plan: FaultPlan) -> Result<Self, NoSuchLink> {
         let mut rates = BTreeMap::new();
         for &(node, port, own) in &plan.links {
             let ends = shape.neighbor(node, port).map(|far| [(node, port), (far, port.opposite())]);

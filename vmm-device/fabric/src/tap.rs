@@ -1,8 +1,11 @@
 //! Observing packets as they pass.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use tofu_links::{Check, Dllp, Seq};
 
-use crate::{DiscardReason, NodeId, Packet, Port};
+use crate::{DiscardReason, NodeId, Packet, Port, Shape};
 
 /// The place at a node at which a packet is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,4 +74,18 @@ pub trait Tap<B>: Send + Sync {
     fn observe_dllp(&self, observation: Observation, peer: NodeId, dllp: Dllp) {
         let _ = (observation, peer, dllp);
     }
+}
+
+/// A carrier whose packets a tap can observe.
+pub trait Tapped<B>: Send + Sync {
+    /// The shape of its machine.
+    fn shape(&self) -> &Shape;
+
+    /// Makes the tap, if any, observe the ports of these nodes in full. These nodes replace those
+    /// of earlier calls.
+    fn look_at(&self, nodes: &BTreeSet<NodeId>);
+
+    /// Makes this tap, or none, observe all packets from now on. The previous one may still observe
+    /// packets that are in flight.
+    fn set_tap(&self, tap: Option<Arc<dyn Tap<B>>>);
 }

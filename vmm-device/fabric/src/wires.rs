@@ -2,20 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use tofu_abi::{Coords, TniId};
-use tofu_sync::{lock, read, write};
 
 use crate::carrier::{Cables, Crossing, Lost, Stray};
-use crate::equipment::{Equipped, HeldBack};
-use crate::faults::Faults;
+use crate::equipment::{Equipment, Equipped};
 use crate::modelled::ModelledLinks;
 use crate::shard::ShardId;
 use crate::{
     Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId,
-    Packet, Ps, Shape, Tap, Timing, Ways,
+    Packet, Ps, Shape, Tap, Tapped, Timing, Ways,
 };
 
 /// Takes packets over links in modelled time. It has no clock: its driver says until when it runs.
@@ -58,32 +55,9 @@ pub struct Progress {
 pub struct Wires<B> {
     direct: Direct,
     modelled: Option<Box<dyn ModelledCarrier<B>>>,
-    /// True if packets do not just go the direct way: there is a tap, faults or cables, or links
+    /// It is on if packets do not just go the direct way: there is a tap, faults or cables, or links
     /// are modelled.
-    observed: AtomicBool,
-    equipment: RwLock<Equipment<B>>,
-    held: HeldBack<B>,
-}
-
-struct Equipment<B> {
-    tap: Option<Arc<dyn Tap<B>>>,
-    faults: Option<Arc<Faults<B>>>,
-    cables: Option<Arc<dyn Cables<B>>>,
-}
-
-impl<B> Equipment<B> {
-    fn with<'a>(&'a self, held: &'a HeldBack<B>) -> Equipped<'a, B> {
-        let Self { tap, faults, cables } = self;
-        let (tap, faults, cables) = (tap.as_deref(), faults.as_deref(), cables.as_deref());
-        Equipped { tap, faults, held, cables }
-    }
-}
-
-impl<B> Clone for Equipment<B> {
-    fn clone(&self) -> Self {
-        let Self { tap, faults, cables } = self;
-        Self { tap: tap.clone(), faults: faults.clone(), cables: cables.clone() }
-    }
+    equipment: Equipment<B>,
 }
 
 impl<B> fmt::Debug for Wires<B> {
@@ -115,10 +89,8 @@ impl<B> Wires<B> {
     ) -> Self {
         Self {
             direct: Direct::new(Arc::new(fabric), timing),
-            observed: AtomicBool::new(modelled.is_some()),
+            equipment: Equipment::new(modelled.is_some()),
             modelled,
-            equipment: RwLock::new(Equipment { tap: None, faults: None, cables: None }),
-            held: HeldBack::default(),
         }
     }
 
@@ -130,13 +102,13 @@ impl<B> Wires<B> {
     /// Makes this tap, or none, observe all packets from now on. The previous one may still observe
     /// packets that are in flight.
     pub fn set_tap(&self, tap: Option<Arc<dyn Tap<B>>>) {
-        self.change(|equipment| equipment.tap = tap);
+        self.equipment.set_tap(tap);
     }
 
     /// Makes these cables take packets to other shards of the machine. Without cables, those shards
     /// are absent.
     pub fn set_cables(&self, cables: Option<Arc<dyn Cables<B>>>) {
-        self.change(|equipment| equipment.cables = cables);
+        self.equipment.set_cables(cables);
     }
 
     /// Takes a packet that has come over a cable from another shard of the machine on to its target
@@ -154,8 +126,7 @@ impl<B> Wires<B> {
         crossing: Crossing<B>,
         out: &mut dyn Deliver<B>,
     ) -> Result<(), Stray> {
-        let equipment = self.equipment();
-        self.direct.carry_on(from, crossing, &mut equipment.with(&self.held), out)
+        self.equipment.with(|equipped| self.direct.carry_on(from, crossing, equipped, out))
     }
 
     /// Makes the tap, if any, observe the ports of these nodes in full: each frame with the header
@@ -174,33 +145,23 @@ impl<B> Wires<B> {
     where
         B: Disturb,
     {
-        let faults = plan.map(|plan| Faults::new(self.fabric(), plan)).transpose()?;
-        self.change(|equipment| equipment.faults = faults.map(Arc::new));
-        Ok(())
+        self.equipment.set_faults(self.fabric().shape(), plan)
     }
 
     /// The faults, and how often they have happened since they were set.
     pub fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
-        let faults = self.equipment().faults?;
-        Some((faults.plan().clone(), faults.counters()))
+        self.equipment.faults()
     }
 
     /// Releases all packets that are held back.
     pub fn release(&self, out: &mut dyn Deliver<B>) {
-        let all = std::mem::take(&mut *lock(&self.held));
-        if all.is_empty() {
-            return;
-        }
-        let equipment = self.equipment();
-        for held in all {
-            equipment.with(&self.held).deliver(held.at, held.packet, out);
-        }
+        self.equipment.release(out);
     }
 
     /// Returns true if there is a tap, a fault, a cable or a modelled link on the packet path.
     #[inline]
     pub fn is_observed(&self) -> bool {
-        self.observed.load(Relaxed)
+        self.equipment.is_on()
     }
 
     /// Returns true if packets take time.
@@ -231,13 +192,13 @@ impl<B> Wires<B> {
     /// was sent. Returns `None` if links are not modelled.
     pub fn turn(&self, limit: Ps, out: &mut dyn Deliver<B>) -> Option<Progress> {
         let modelled = self.modelled.as_ref()?;
-        Some(modelled.turn(limit, &self.equipment().with(&self.held), out))
+        Some(self.equipment.with(|equipped| modelled.turn(limit, equipped, out)))
     }
 
     /// The same until the next event has happened, at any time.
     pub fn step(&self, out: &mut dyn Deliver<B>) -> Option<Progress> {
         let modelled = self.modelled.as_ref()?;
-        Some(modelled.step(&self.equipment().with(&self.held), out))
+        Some(self.equipment.with(|equipped| modelled.step(equipped, out)))
     }
 
     /// Returns true if packets wait for the next turn of modelled links.
@@ -252,26 +213,27 @@ impl<B> Wires<B> {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Equipment<B>)) {
-        let mut equipment = write(&self.equipment);
-        change(&mut equipment);
-        let Equipment { tap, faults, cables } = &*equipment;
-        let equipped = tap.is_some() || faults.is_some() || cables.is_some();
-        self.observed.store(equipped || self.modelled.is_some(), Relaxed);
-    }
-
-    fn equipment(&self) -> Equipment<B> {
-        read(&self.equipment).clone()
-    }
-
     #[cold]
     fn inject_observed(&self, packet: Packet<B>, out: &mut dyn Deliver<B>) {
         if let Some(modelled) = &self.modelled {
             modelled.inject(packet);
             return;
         }
-        let equipment = self.equipment();
-        self.direct.carry(packet, &mut equipment.with(&self.held), out);
+        self.equipment.with(|equipped| self.direct.carry(packet, equipped, out));
+    }
+}
+
+impl<B: Send> Tapped<B> for Wires<B> {
+    fn shape(&self) -> &Shape {
+        self.fabric().shape()
+    }
+
+    fn look_at(&self, nodes: &BTreeSet<NodeId>) {
+        Self::look_at(self, nodes);
+    }
+
+    fn set_tap(&self, tap: Option<Arc<dyn Tap<B>>>) {
+        Self::set_tap(self, tap);
     }
 }
 
