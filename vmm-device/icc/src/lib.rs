@@ -105,6 +105,7 @@ mod command;
 mod completions;
 mod cq;
 mod device;
+pub mod device_faults;
 mod disturb;
 mod ecc;
 mod fault;

@@ -11,12 +11,12 @@ use tofu_tnw_device::Nwp;
 use crate::NetworkOf;
 use crate::cables::{CableCounters, Refused};
 use crate::capture::{Capture, CaptureConfig};
-use crate::device_faults::DeviceFaults;
 use crate::drive::Drive;
 use crate::interconnect::Interconnect;
 use crate::node::Node;
 use crate::torus::TorusNode;
 use crate::trace::Trace;
+use tofu_icc::device_faults::DeviceFaults;
 
 /// A node with a device of any kind.
 pub trait AnyNode: EndpointDevice + Inspect + Send + Sync {

@@ -17,7 +17,6 @@ mod clock;
 mod config;
 mod courier;
 mod device;
-mod device_faults;
 mod drive;
 mod engine;
 mod error;
@@ -57,7 +56,6 @@ pub use crate::config::{
     Capacity, Doorbells, LinkFailed, Links, MachineConfig, Shard, Surroundings,
 };
 pub use crate::device::Device;
-pub use crate::device_faults::{DeviceFaults, Fate, MOST_PLANNED, Planned};
 pub use crate::drive::{Drive, View};
 pub use crate::error::Error;
 pub use crate::interconnect::Interconnect;
@@ -66,6 +64,7 @@ pub use crate::pump::Pump;
 pub use crate::torus::{TORUS_TIMING, TorusConfig, TorusNode};
 pub use crate::windows::{TorusParts, WindowBackend};
 pub use tofu_abi::Generation;
+pub use tofu_icc::device_faults::{DeviceFaults, Fate, MOST_PLANNED, Planned};
 pub use tofu_icc::{EccErrors, EccPlace};
 pub use tofu_tnw_device::{Nwp, SharedWindows, register_fields};
 

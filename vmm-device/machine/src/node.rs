@@ -6,9 +6,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-use tofu_abi::regs::{CqReg, CqsReg, NUM_TNI, Register};
+use tofu_abi::regs::{CqReg, NUM_TNI};
 use tofu_abi::{Coords, CqId, Doorbell, TniId, pci};
 use tofu_fabric::{Fabric, NodeId, Port, PortCounters, XbCounters};
+use tofu_icc::device_faults::{DeviceFaults, Fate, Injector};
 use tofu_icc::{Config, DmaMemory, Event, Host, Icc, SharedPages, Subject};
 use tofu_inspect::{Inspect, Said, Tree, Visit};
 use tofu_pci::{Endpoint, EndpointDevice, MsixTable};
@@ -17,7 +18,6 @@ use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::{Doorbells, MachineConfig};
-use crate::device_faults::{DeviceFaults, Fate, Injector, Refusing};
 use crate::error::Error;
 use crate::inbox::Inbox;
 use crate::trace::{Recorder, What};
@@ -187,9 +187,8 @@ impl Node {
             posted_writes_ns,
             ..Config::of(config.generation, coords)
         };
-        let refusing = Refusing { memory: Arc::clone(&memory), faults: Arc::clone(&host.faults) };
-        let icc = Icc::new(icc_config, Arc::clone(&host) as Arc<dyn Host>, memory);
-        icc.set_refusing_memory(Arc::new(refusing));
+        let icc = Icc::new(icc_config, Arc::clone(&host) as Arc<dyn Host>, Arc::clone(&memory));
+        host.faults.refuse_accesses(&icc, memory);
         Ok(Self { id, coords, icc, host })
     }
 
@@ -263,9 +262,7 @@ impl Node {
 
     /// Replaces the faults of the device.
     pub fn set_faults(&self, faults: DeviceFaults) {
-        self.icc.hold_entries(faults.late_tcq_ns, faults.late_mrq_ns);
-        self.host.faults.set(faults);
-        self.icc.refuse_accesses(faults.concern_memory());
+        self.host.faults.set_of(&self.icc, faults);
         if faults == DeviceFaults::default() {
             self.send_due(u64::MAX);
         }
@@ -280,11 +277,6 @@ impl Node {
     pub(crate) fn expire(&self, now_ns: u64) -> u64 {
         self.icc.expire(now_ns);
         self.icc.next_deadline().min(self.send_due(now_ns))
-    }
-
-    /// Returns true if a write disables a queue, and a fault prevents that.
-    fn is_stuck(&self, offset: u64, data: &[u8]) -> bool {
-        self.host.faults.are_set() && disables(offset, data) && self.host.faults.keeps_queues()
     }
 
     fn trapped_write(&self, offset: u64, data: &[u8]) {
@@ -340,13 +332,6 @@ fn links(tree: &mut Tree<'_>, fabric: &Fabric, node: Coords) {
             });
         });
     }
-}
-
-/// Returns true if a write is one of 0 to ENABLE of a control queue.
-fn disables(offset: u64, data: &[u8]) -> bool {
-    let register = Register::decode(offset);
-    let enable = matches!(register, Some(Register::Cqs { reg: CqsReg::Enable, .. }));
-    enable && data.first().is_some_and(|byte| byte & 1 == 0)
 }
 
 fn bell_index(tni: TniId, bell: Doorbell) -> usize {
@@ -550,7 +535,7 @@ impl EndpointDevice for Node {
     fn write(&self, bar: u8, offset: u64, data: &[u8]) {
         if bar == pci::REGISTER_BAR {
             self.host.note(What::Access { offset, write: true });
-            if !self.host.faults.is_gone() && !self.is_stuck(offset, data) {
+            if !self.host.faults.is_gone() && !self.host.faults.keeps_queue(offset, data) {
                 self.trapped_write(offset, data);
             }
         }

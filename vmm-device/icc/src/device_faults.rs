@@ -6,11 +6,14 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use tofu_abi::regs::{CqsReg, Register};
 use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Visit as Slices};
 use tofu_fabric::{Ppm, chance};
 use tofu_inspect::{Inspect, Visit};
 use tofu_sync::lock;
 use vm_memory::VolatileSlice;
+
+use crate::Icc;
 
 /// Most faults of single messages and accesses.
 pub const MOST_PLANNED: usize = 16;
@@ -85,7 +88,7 @@ pub enum Planned {
 
 /// The faults that a device has now, and how often each has occurred.
 #[derive(Debug, Default)]
-pub(crate) struct Injector {
+pub struct Injector {
     /// True if there are any.
     on: AtomicBool,
     /// The device is gone, from the start or since a reset.
@@ -108,8 +111,20 @@ pub(crate) struct Injector {
 }
 
 impl Injector {
-    /// Replaces the faults.
-    pub(crate) fn set(&self, faults: DeviceFaults) {
+    /// Has accesses of a device to its memory fail as the injector says.
+    pub fn refuse_accesses(self: &Arc<Self>, icc: &Icc, memory: Arc<dyn DmaMemory>) {
+        icc.set_refusing_memory(Arc::new(Refusing { memory, faults: Arc::clone(self) }));
+    }
+
+    /// Replaces the faults of the device that has this injector. Messages that are delayed should be
+    /// sent now if there are none any more.
+    pub fn set_of(&self, icc: &Icc, faults: DeviceFaults) {
+        icc.hold_entries(faults.late_tcq_ns, faults.late_mrq_ns);
+        self.set(faults);
+        icc.refuse_accesses(faults.concern_memory());
+    }
+
+    fn set(&self, faults: DeviceFaults) {
         *lock(&self.state) = (faults, faults.seed);
         lock(&self.messages).clear();
         self.reads.store(0, Relaxed);
@@ -120,7 +135,7 @@ impl Injector {
 
     /// Returns true if there are faults.
     #[inline]
-    pub(crate) fn are_set(&self) -> bool {
+    fn are_set(&self) -> bool {
         self.on.load(Relaxed)
     }
 
@@ -138,7 +153,7 @@ impl Injector {
 
     /// Decides about a message.
     #[inline]
-    pub(crate) fn message(&self, vector: u16) -> Fate {
+    pub fn message(&self, vector: u16) -> Fate {
         if self.are_set() { self.counted_fate(vector) } else { Fate::Sent }
     }
 
@@ -182,7 +197,7 @@ impl Injector {
 
     /// Keeps a message until it is due. Returns that time, in nanoseconds, or `None` if there is no
     /// room and the message must be sent now.
-    pub(crate) fn delay(&self, vector: u16, now_ns: u64) -> Option<u64> {
+    pub fn delay(&self, vector: u16, now_ns: u64) -> Option<u64> {
         let due_ns = now_ns.saturating_add(self.faults().delay_ns);
         let mut waiting = lock(&self.waiting);
         (waiting.len() < MOST_DELAYED).then(|| waiting.push_back((due_ns, vector)))?;
@@ -190,7 +205,7 @@ impl Injector {
     }
 
     /// Sends delayed messages that are due. Returns when the next one is, in nanoseconds.
-    pub(crate) fn send_due(&self, now_ns: u64, mut send: impl FnMut(u16)) -> u64 {
+    pub fn send_due(&self, now_ns: u64, mut send: impl FnMut(u16)) -> u64 {
         loop {
             let vector = {
                 let mut waiting = lock(&self.waiting);
@@ -208,7 +223,7 @@ impl Injector {
     }
 
     /// Replaces the value of a register by another one, with the configured probability.
-    pub(crate) fn read(&self, data: &mut [u8]) {
+    pub fn read(&self, data: &mut [u8]) {
         if !self.are_set() {
             return;
         }
@@ -263,7 +278,7 @@ impl Injector {
 
     /// Returns true if an access finds no device.
     #[inline]
-    pub(crate) fn is_gone(&self) -> bool {
+    pub fn is_gone(&self) -> bool {
         let gone = self.gone.load(Relaxed);
         if gone {
             self.ones.fetch_add(1, Relaxed);
@@ -271,9 +286,9 @@ impl Injector {
         gone
     }
 
-    /// Returns true if a queue that is disabled stays enabled.
-    pub(crate) fn keeps_queues(&self) -> bool {
-        let keeps = self.faults().stuck;
+    /// Returns true if a write to BAR0 disables a queue, which stays enabled.
+    pub fn keeps_queue(&self, offset: u64, data: &[u8]) -> bool {
+        let keeps = self.are_set() && disables(offset, data) && self.faults().stuck;
         if keeps {
             self.ignored.fetch_add(1, Relaxed);
         }
@@ -281,7 +296,7 @@ impl Injector {
     }
 
     /// The function is reset.
-    pub(crate) fn reset(&self) {
+    pub fn reset(&self) {
         if self.faults().endless_reset {
             self.gone.store(true, Relaxed);
         }
@@ -340,7 +355,7 @@ impl Inspect for Injector {
 
 impl DeviceFaults {
     /// Returns true if accesses to memory can fail or be wrong.
-    pub(crate) fn concern_memory(&self) -> bool {
+    fn concern_memory(&self) -> bool {
         let planned = |planned: &Planned| matches!(planned, Planned::Read(_) | Planned::Write(_));
         self.read_abort != Ppm::NEVER
             || self.write_abort != Ppm::NEVER
@@ -350,9 +365,9 @@ impl DeviceFaults {
 }
 
 /// Memory in which some accesses fail, as if the platform or an IOMMU had refused them.
-pub(crate) struct Refusing {
-    pub(crate) memory: Arc<dyn DmaMemory>,
-    pub(crate) faults: Arc<Injector>,
+struct Refusing {
+    memory: Arc<dyn DmaMemory>,
+    faults: Arc<Injector>,
 }
 
 impl DmaMemory for Refusing {
@@ -372,6 +387,13 @@ impl DmaMemory for Refusing {
             self.faults.damage(&slice);
         })
     }
+}
+
+/// Returns true if a write is one of 0 to ENABLE of a control queue.
+fn disables(offset: u64, data: &[u8]) -> bool {
+    let register = Register::decode(offset);
+    let enable = matches!(register, Some(Register::Cqs { reg: CqsReg::Enable, .. }));
+    enable && data.first().is_some_and(|byte| byte & 1 == 0)
 }
 
 #[cfg(test)]
