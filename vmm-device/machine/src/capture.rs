@@ -7,6 +7,7 @@
 mod record;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tofu_abi::Generation;
 use tofu_abi::tnw::Link;
 use tofu_fabric::{
-    Direction, NodeId, Observation, Packet, Port, Shape, TNIS, Tap, TapPoint, Wires,
+    Direction, NodeId, Observation, Packet, Port, Ps, Shape, TNIS, Tap, TapPoint, Tapped,
 };
 use tofu_icc::Body;
 use tofu_links::Dllp;
@@ -100,7 +101,7 @@ impl CaptureConfig {
 /// A packet at an interface of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Time of the host's clock, in nanoseconds since 1970.
+    /// Time of the host's clock, or of the guests' in modelled time, in nanoseconds since 1970.
     pub time_ns: u64,
     /// The number of the interface, see [`interface`].
     pub interface: usize,
@@ -129,10 +130,34 @@ pub struct Capture {
 
 pub(crate) struct Active {
     config: CaptureConfig,
+    clock: Arc<Clock>,
     ring: Mutex<Ring>,
     filled: Condvar,
     seen: [AtomicU64; INTERFACES],
     dropped: [AtomicU64; INTERFACES],
+}
+
+/// The clock of a machine's captures.
+enum Clock {
+    Host,
+    /// Picoseconds of a machine in modelled time, and when they began, in nanoseconds since 1970.
+    Modelled {
+        epoch_ns: u64,
+        now: Box<dyn Fn() -> Ps + Send + Sync>,
+    },
+}
+
+impl Clock {
+    /// Nanoseconds since 1970.
+    fn now_ns(&self) -> u64 {
+        match self {
+            Self::Host => {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+                now.map_or(0, |now| now.as_nanos() as u64)
+            }
+            Self::Modelled { epoch_ns, now } => epoch_ns.saturating_add(now() / 1000),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -181,6 +206,11 @@ impl Capture {
         }
     }
 
+    /// The time of its clock, in nanoseconds since 1970.
+    pub fn now_ns(&self) -> u64 {
+        self.active.clock.now_ns()
+    }
+
     /// The configuration of the capture.
     pub fn config(&self) -> &CaptureConfig {
         &self.active.config
@@ -207,8 +237,7 @@ impl Active {
         if config.interfaces & 1 << interface == 0 || config.kinds & 1 << kind as u8 == 0 {
             return;
         }
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let time_ns = now.map_or(0, |now| now.as_nanos() as u64);
+        let time_ns = self.clock.now_ns();
         // Encoded before the lock is taken, so that readers and senders do not wait for a copy.
         if self.is_full() {
             self.count(interface, true);
@@ -303,21 +332,61 @@ impl<B: Recorded> Captures for Hub<B> {
     }
 }
 
+/// The captures of a machine in modelled time, whose carrier is another one than that of a
+/// [`Machine`](crate::Machine).
+#[derive(Clone)]
+pub struct ModelledCaptures {
+    hub: Arc<Hub<Body>>,
+    interconnect: Interconnect,
+}
+
+impl ModelledCaptures {
+    /// Captures of packets of this carrier. Its clock began at `epoch_ns`, in nanoseconds since
+    /// 1970. The time of an observation is what `now` returns during it.
+    pub fn new(
+        carrier: &Arc<impl Tapped<Body> + 'static>,
+        interconnect: Interconnect,
+        epoch_ns: u64,
+        now: impl Fn() -> Ps + Send + Sync + 'static,
+    ) -> Self {
+        let clock = Clock::Modelled { epoch_ns, now: Box::new(now) };
+        Self { hub: Hub::with(carrier, clock), interconnect }
+    }
+
+    /// Starts a capture.
+    pub fn begin(&self, config: CaptureConfig) -> Capture {
+        self.hub.start(config.of(self.interconnect))
+    }
+}
+
+impl fmt::Debug for ModelledCaptures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelledCaptures").finish_non_exhaustive()
+    }
+}
+
 /// All captures of a machine.
 pub(crate) struct Hub<B> {
-    wires: Weak<Wires<B>>,
+    carrier: Weak<dyn Tapped<B>>,
     shape: Shape,
+    clock: Arc<Clock>,
     active: RwLock<Vec<Arc<Active>>>,
     /// Held while captures begin or end, so that the order of two changes is well defined.
     changing: Mutex<()>,
 }
 
 impl<B: Recorded> Hub<B> {
-    pub(crate) fn new(wires: &Arc<Wires<B>>) -> Arc<Self> {
-        let shape = *wires.fabric().shape();
+    pub(crate) fn new(carrier: &Arc<impl Tapped<B> + 'static>) -> Arc<Self> {
+        Self::with(carrier, Clock::Host)
+    }
+
+    fn with(carrier: &Arc<impl Tapped<B> + 'static>, clock: Clock) -> Arc<Self> {
+        let shape = *carrier.shape();
+        let carrier = Arc::downgrade(carrier) as Weak<dyn Tapped<B>>;
         Arc::new(Self {
-            wires: Arc::downgrade(wires),
+            carrier,
             shape,
+            clock: Arc::new(clock),
             active: RwLock::default(),
             changing: Mutex::new(()),
         })
@@ -326,6 +395,7 @@ impl<B: Recorded> Hub<B> {
     pub(crate) fn start(self: &Arc<Self>, config: CaptureConfig) -> Capture {
         let active = Arc::new(Active {
             config,
+            clock: Arc::clone(&self.clock),
             ring: Mutex::default(),
             filled: Condvar::new(),
             seen: Default::default(),
@@ -343,10 +413,10 @@ impl<B: Recorded> Hub<B> {
             all.iter().map(|active| active.config.node).collect()
         };
         // The thread that drives modelled links comes here with the links locked.
-        if let Some(wires) = self.wires.upgrade() {
+        if let Some(carrier) = self.carrier.upgrade() {
             let tap = (!nodes.is_empty()).then(|| Arc::clone(self) as Arc<dyn Tap<B>>);
-            wires.look_at(&nodes);
-            wires.set_tap(tap);
+            carrier.look_at(&nodes);
+            carrier.set_tap(tap);
         }
     }
 }
@@ -380,7 +450,7 @@ impl<B: Recorded> Tap<B> for Hub<B> {
 mod tests {
     use super::*;
     use tofu_abi::{Coords, CqId, TniId};
-    use tofu_fabric::{Carrier, Class, Deliver, DiscardReason, Fabric, Timing};
+    use tofu_fabric::{Carrier, Class, Deliver, DiscardReason, Fabric, Timing, Wires};
     use tofu_icc::Tag;
 
     /// Targets without a device.
