@@ -9,14 +9,16 @@ use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Doorbell, Generation, TniId};
 use tofu_dma::DmaMemory;
 use tofu_fabric::{
-    BadErrors, LinkErrors, ModelledLinks, NoSuchLink, Packet, PortCounters, Ps, TNIS, XbCounters,
+    BadErrors, Deliver, Direction, DiscardReason, Equipment, FaultCounters, FaultPlan, LinkErrors,
+    ModelledLinks, NoSuchLink, Packet, PortCounters, Ps, TNIS, Tap, TapPoint, Tapped, XbCounters,
 };
+use tofu_icc::device_faults::{DeviceFaults, Fate, Injector};
 use tofu_icc::{Body, CommandTiming, Config, Event, Host, Icc, Net, Subject, discard_rcode};
 use tofu_links::Parameters;
 use tofu_netmodel::{Arbiter, BadOption, Network, Options};
 use tofu_sync::lock;
 
-use crate::state::{Due, InFlight, Loss, State, TLPS_AHEAD, Wrong};
+use crate::state::{Due, InFlight, Loss, Met, State, TLPS_AHEAD, Wrong};
 
 /// An MSI-X message of a node's controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +40,11 @@ pub struct EventEngine {
     shape: Shape,
     timing: CommandTiming,
     nodes: Vec<Arc<Icc>>,
+    /// The faults of each node's device.
+    device_faults: Vec<Arc<Injector>>,
     state: Mutex<State>,
-    now: AtomicU64,
+    now: Arc<AtomicU64>,
+    equipment: Arc<Equipment<Body>>,
     /// When the modelled times that devices count start.
     epoch: AtomicU64,
     /// When the last packet arrived.
@@ -155,16 +160,25 @@ impl EventEngine {
             let nodes = (0..).map(NodeId).zip(shape.iter().zip(memories));
             let nodes = nodes.map(|(node, (coords, memory))| {
                 let host = NodeHost { engine: Weak::clone(engine), node };
-                Arc::new(Icc::new(Config::of(generation, coords), Arc::new(host), memory))
+                let config = Config::of(generation, coords);
+                let icc = Icc::new(config, Arc::new(host), Arc::clone(&memory));
+                let faults = Arc::<Injector>::default();
+                faults.refuse_accesses(&icc, memory);
+                (Arc::new(icc), faults)
             });
-            let nodes: Vec<_> = nodes.collect();
+            let (nodes, device_faults): (Vec<_>, _) = nodes.unzip();
+            let (equipment, now) = (Arc::<Equipment<Body>>::default(), Arc::default());
+            let (equips, clock) = (Arc::clone(&equipment), Arc::clone(&now));
+            let state = State::new(network, timing, nodes.clone(), equips, clock);
             Self {
                 generation,
                 shape,
                 timing,
-                state: Mutex::new(State::new(network, timing, nodes.clone())),
+                state: Mutex::new(state),
                 nodes,
-                now: AtomicU64::new(0),
+                device_faults,
+                now,
+                equipment,
                 epoch: AtomicU64::new(0),
                 arrival: AtomicU64::new(0),
                 events: shape.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -398,15 +412,17 @@ impl EventEngine {
             }
             Due::Arrive(index) => {
                 let arrived = self.state().take(index);
-                if let Some(InFlight { packet, lost, .. }) = arrived {
-                    self.arrive(packet, lost);
+                if let Some(InFlight { packet, lost, fate, .. }) = arrived {
+                    self.arrive(packet, lost, fate);
                 }
             }
             Due::Expire(node) => {
                 self.happens_at(node);
                 self.nodes[node.index()].expire(self.now() / 1000);
+                self.send_delayed(node, self.now() / 1000);
             }
             Due::Outside => {
+                self.equipment.release(&mut Hands { engine: self });
                 if let Some((period, outside)) = self.outside.get() {
                     outside(self.now()).into_iter().for_each(|node| self.happens_at(node));
                     self.state().push(self.now().saturating_add(*period), Due::Outside);
@@ -417,13 +433,16 @@ impl EventEngine {
     }
 
     /// Hands a packet to its target, or reports its loss.
-    fn arrive(&self, mut packet: Packet<Body>, lost: Option<Loss>) {
+    fn arrive(&self, mut packet: Packet<Body>, lost: Option<Loss>, met: Met) {
+        // The sender does not notice this loss: its command ends as if the packet had arrived.
+        if met.swallowed {
+            return;
+        }
         if let Some(how) = lost {
             self.lose(&packet, how);
             return;
         }
         let Some(node) = self.shape.node_id(packet.dst) else { return };
-        self.happens_at(node);
         let icc = &self.nodes[node.index()];
         let deliver = match TniId::new(packet.dst_tni) {
             Some(tni) => icc.deliver_ps(tni, &packet.body),
@@ -432,11 +451,27 @@ impl EventEngine {
         let arrived = self.now().saturating_sub(deliver);
         packet.model_ps = arrived.saturating_sub(self.epoch.load(SeqCst));
         self.arrival.store(self.now(), SeqCst);
-        self.nodes[node.index()].arrive(&packet, &mut Wire { engine: self });
+        let mut hands = Hands { engine: self };
+        if !self.equipment.is_on() {
+            hands.hand(node, &packet);
+            return;
+        }
+        let (model_ps, dst) = (packet.model_ps, packet.dst);
+        self.equipment.with(|equipped| {
+            equipped.arrive(node, packet, met.held, &mut hands);
+            if let Some(double) = met.double {
+                equipped.arrive(node, Packet { model_ps, dst, ..*double }, None, &mut hands);
+            }
+        });
     }
 
     /// Reports the loss of a packet to the router that lost it, and to the node that sent it.
     fn lose(&self, packet: &Packet<Body>, (node, port, reason): Loss) {
+        if self.equipment.is_on() {
+            let point = port.map_or(TapPoint::Tni(packet.src_tni.get()), TapPoint::Port);
+            let lost = Direction::Lost(reason);
+            self.equipment.with(|equipped| equipped.observe(node, point, lost, packet));
+        }
         if let Some(icc) = self.icc(node) {
             self.happens_at(node);
             icc.router_event(port, reason);
@@ -446,6 +481,97 @@ impl EventEngine {
             self.happens_at(source);
             self.nodes[source.index()].undeliverable(packet, discard_rcode(reason), now_ns);
         }
+    }
+}
+
+impl EventEngine {
+    /// Sets the faults that packets meet from now on, or none. Like links, they may change only in
+    /// what comes from [outside](Self::let_in) if guests run by themselves. Packets that a fault
+    /// holds back are released there, if not before.
+    ///
+    /// # Errors
+    ///
+    /// If a link that is named does not exist. Nothing changes then.
+    pub fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink> {
+        self.equipment.set_faults(&self.shape, plan)
+    }
+
+    /// The faults, and how often they have happened since they were set.
+    pub fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
+        self.equipment.faults()
+    }
+
+    /// Sets the faults of a node's device from now on. Returns false if there is no such node. The
+    /// same holds as for [`set_faults`](Self::set_faults).
+    pub fn set_device_faults(&self, node: NodeId, faults: DeviceFaults) -> bool {
+        let Some((icc, injector)) = self.icc(node).zip(self.device_faults(node)) else {
+            return false;
+        };
+        injector.set_of(icc, faults);
+        if faults == DeviceFaults::default() {
+            self.send_delayed(node, u64::MAX);
+        }
+        true
+    }
+
+    /// The faults of a node's device.
+    pub fn device_faults(&self, node: NodeId) -> Option<&Arc<Injector>> {
+        self.device_faults.get(node.index())
+    }
+
+    /// Sends interrupts that a fault has delayed until a time, in nanoseconds.
+    fn send_delayed(&self, node: NodeId, until_ns: u64) {
+        if let Some(faults) = self.device_faults(node) {
+            faults.send_due(until_ns, |vector| self.send_interrupt(node, vector));
+        }
+    }
+
+    fn send_interrupt(&self, node: NodeId, vector: u16) {
+        (self.interrupt)(Interrupt { at: self.now(), node, vector });
+    }
+}
+
+/// During an observation, [`EventEngine::now`] is its time. A tap must not call back otherwise.
+impl Tapped<Body> for EventEngine {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn look_at(&self, nodes: &BTreeSet<NodeId>) {
+        ModelledLinks::look_at(self, nodes);
+    }
+
+    fn set_tap(&self, tap: Option<Arc<dyn Tap<Body>>>) {
+        self.equipment.set_tap(tap);
+    }
+}
+
+/// Hands packets to the devices of their targets.
+struct Hands<'a> {
+    engine: &'a EventEngine,
+}
+
+impl Hands<'_> {
+    fn hand(&self, node: NodeId, packet: &Packet<Body>) {
+        let engine = self.engine;
+        engine.happens_at(node);
+        engine.nodes[node.index()].arrive(packet, &mut Wire { engine });
+    }
+}
+
+impl Deliver<Body> for Hands<'_> {
+    fn arrived(&mut self, node: NodeId, packet: Packet<Body>) {
+        self.hand(node, &packet);
+    }
+
+    fn discarded(
+        &mut self,
+        at: NodeId,
+        port: Option<Port>,
+        reason: DiscardReason,
+        packet: Packet<Body>,
+    ) {
+        self.engine.lose(&packet, (at, port, reason));
     }
 }
 
@@ -546,7 +672,16 @@ impl Host for NodeHost {
             if let Some(observer) = engine.observer() {
                 observer.interrupt(node, vector);
             }
-            (engine.interrupt)(Interrupt { at: engine.now(), node, vector });
+            let Some(faults) = engine.device_faults(node) else { return };
+            match faults.message(vector) {
+                Fate::Lost => {}
+                Fate::Sent => engine.send_interrupt(node, vector),
+                Fate::Doubled => (0..2).for_each(|_| engine.send_interrupt(node, vector)),
+                Fate::Delayed => match faults.delay(vector, engine.now() / 1000) {
+                    Some(due_ns) => self.timer(due_ns),
+                    None => engine.send_interrupt(node, vector),
+                },
+            }
         });
     }
 

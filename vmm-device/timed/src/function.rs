@@ -6,6 +6,7 @@ use tofu_abi::Coords;
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::topology::NodeId;
 use tofu_icc::Icc;
+use tofu_icc::device_faults::Injector;
 use tofu_pci::{Endpoint, EndpointDevice, Error};
 
 use crate::EventEngine;
@@ -47,6 +48,11 @@ impl Function {
         }
     }
 
+    /// The faults of the device.
+    pub fn faults(&self) -> &Injector {
+        self.engine.device_faults(self.node).expect("checked when this was made")
+    }
+
     /// The controller.
     pub fn icc(&self) -> &Icc {
         self.engine.icc(self.node).expect("checked when this was made")
@@ -66,7 +72,12 @@ impl EndpointDevice for Function {
         match bar {
             REGISTER_BAR => {
                 self.note_access(offset, false);
-                self.icc().bar_read(offset, data);
+                if self.faults().is_gone() {
+                    data.fill(0xff);
+                } else {
+                    self.icc().bar_read(offset, data);
+                    self.faults().read(data);
+                }
             }
             _ => data.fill(0xff),
         }
@@ -75,20 +86,28 @@ impl EndpointDevice for Function {
     fn write(&self, bar: u8, offset: u64, data: &[u8]) {
         if bar == REGISTER_BAR {
             self.note_access(offset, true);
-            self.icc().bar_write(offset, data);
+            if !self.faults().is_gone() && !self.faults().keeps_queue(offset, data) {
+                self.icc().bar_write(offset, data);
+            }
         }
+    }
+
+    fn answers(&self) -> bool {
+        !self.faults().is_gone()
     }
 
     fn reset_device(&self) {
         self.icc().set_bus_master(false);
         self.icc().reset();
         self.engine.reset(self.node);
+        self.faults().reset();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tofu_abi::Generation;
+    use tofu_icc::device_faults::DeviceFaults;
     use tofu_netmodel::Arbiter;
     use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -107,4 +126,21 @@ mod tests {
     }
 
     tofu_pci::testing::law_tests!(function);
+
+    #[test]
+    fn device_that_is_gone_answers_nothing() {
+        let function = function();
+        let read = || {
+            let mut data = [0; 8];
+            function.read(REGISTER_BAR, 0, &mut data);
+            data
+        };
+        let before = read();
+        assert!(function.answers() && before != [0xff; 8]);
+        let gone = DeviceFaults { gone: true, ..DeviceFaults::default() };
+        assert!(function.engine.set_device_faults(NodeId(0), gone));
+        assert_eq!((function.answers(), read()), (false, [0xff; 8]));
+        assert!(function.engine.set_device_faults(NodeId(0), DeviceFaults::default()));
+        assert_eq!((function.answers(), read()), (true, before));
+    }
 }

@@ -2,11 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use tofu_abi::topology::{NodeId, Port};
 use tofu_abi::{Doorbell, TniId};
-use tofu_fabric::{Class, DiscardReason, GAP_BYTES, Packet, Ps, Route, TNIS};
+use tofu_fabric::{
+    Class, Direction, DiscardReason, Equipment, Fate, GAP_BYTES, Hop, OnLink, Packet, Ps, Route,
+    TNIS, TapPoint,
+};
 use tofu_icc::{Body, CommandTiming, Icc};
+use tofu_links::Dllp;
 use tofu_netmodel::{BusLine, Message, Network, Refused, Sink};
 
 /// TLPs of a class that an interface reads ahead of the network (*ours*: enough to hide the latency
@@ -46,6 +51,61 @@ pub(crate) struct InFlight {
     gap: Ps,
     /// The earliest time at which it can be at its target.
     earliest: Ps,
+    /// Distinguishes it from others that had its place before, whose frames may still be in the
+    /// network.
+    serial: u64,
+    /// The faults that it has met.
+    pub(crate) fate: Met,
+}
+
+/// The faults that a packet has met on its way.
+#[derive(Default)]
+pub(crate) struct Met {
+    /// Part of it is gone. Its other frames continue, but no observer sees them.
+    pub(crate) swallowed: bool,
+    /// A copy of it.
+    pub(crate) double: Option<Box<Packet<Body>>>,
+    /// The number of packets that are to overtake it at its target.
+    pub(crate) held: Option<u32>,
+}
+
+/// The name of a TLP in the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Token {
+    /// Its lane.
+    lane: usize,
+    /// Its number in the packet.
+    tlp: u32,
+    /// The place of its packet.
+    packet: usize,
+    /// The low bits of the packet's serial number.
+    serial: u64,
+}
+
+impl Token {
+    const TLP_BITS: u32 = 15;
+    const PACKET_BITS: u32 = 24;
+    const SERIAL_BITS: u32 = 64 - Self::TLP_BITS - Self::PACKET_BITS - 1;
+
+    const fn to_bits(self) -> u64 {
+        let Self { lane, tlp, packet, serial } = self;
+        let tlp = tlp as u64 & ((1 << Self::TLP_BITS) - 1);
+        ((serial << Self::PACKET_BITS | packet as u64) << Self::TLP_BITS | tlp) << 1 | lane as u64
+    }
+
+    const fn from_bits(bits: u64) -> Self {
+        Self {
+            lane: (bits & 1) as usize,
+            tlp: (bits >> 1) as u32 & ((1 << Self::TLP_BITS) - 1),
+            packet: (bits >> (1 + Self::TLP_BITS)) as usize & ((1 << Self::PACKET_BITS) - 1),
+            serial: bits >> (64 - Self::SERIAL_BITS),
+        }
+    }
+
+    /// True if its packet is this one.
+    const fn is_of(self, flight: &InFlight) -> bool {
+        (flight.serial ^ self.serial) << (64 - Self::SERIAL_BITS) == 0
+    }
 }
 
 /// A packet whose TLPs an interface is sending.
@@ -88,6 +148,10 @@ pub(crate) struct State {
     wrong: BTreeSet<(NodeId, Port, Wrong)>,
     /// Hears of links that have failed by themselves.
     pub(crate) failed: Option<LinkFailed>,
+    /// The tap and the faults that packets meet.
+    pub(crate) equipment: Arc<Equipment<Body>>,
+    /// The time of the engine.
+    now: Arc<AtomicU64>,
 }
 
 type LinkFailed = Box<dyn Fn(NodeId, Port) + Send + Sync>;
@@ -115,7 +179,13 @@ fn data_of(packet: &InFlight, index: u32, bytes: u64) -> u64 {
 
 impl State {
     /// Nothing is in flight.
-    pub(crate) fn new(network: Network, timing: CommandTiming, iccs: Vec<Arc<Icc>>) -> Self {
+    pub(crate) fn new(
+        network: Network,
+        timing: CommandTiming,
+        iccs: Vec<Arc<Icc>>,
+        equipment: Arc<Equipment<Body>>,
+        now: Arc<AtomicU64>,
+    ) -> Self {
         let nodes = network.shape().nodes() as usize;
         Self {
             network,
@@ -129,14 +199,21 @@ impl State {
             free: Vec::new(),
             wrong: BTreeSet::new(),
             failed: None,
+            equipment,
+            now,
         }
+    }
+
+    /// Takes the network to a time.
+    fn run_network(&mut self, until: Ps) {
+        let mut tidings = Tidings { hops: self.equipment.is_on(), told: Vec::new() };
+        self.network.run_until(until, &mut tidings);
+        self.hear(tidings);
     }
 
     /// Takes the network to the present, where it can be changed.
     pub(crate) fn catch_up(&mut self, now: Ps) -> &mut Network {
-        let mut tidings = Tidings::default();
-        self.network.run_until(now, &mut tidings);
-        self.hear(tidings);
+        self.run_network(now);
         &mut self.network
     }
 
@@ -185,10 +262,8 @@ impl State {
             let network = self.network.next_event().filter(|at| *at <= limit);
             match (due, network) {
                 (due, Some(at)) if due.is_none_or(|due| at < due) => {
-                    let mut tidings = Tidings::default();
-                    self.network.run_until(at, &mut tidings);
+                    self.run_network(at);
                     now = at;
-                    self.hear(tidings);
                 }
                 (Some(at), _) if at <= limit => {
                     return (at, self.due.pop_first().map(|(_, due)| due));
@@ -288,7 +363,8 @@ impl State {
                     let (_, end) = self.buses[interface / TNIS].read(rate, now, read);
                     ready_at = ready_at.max(end);
                 }
-                let token = (index as u64) << 1 | lane as u64;
+                let token = Token { lane, tlp: sent, packet: index, serial: flight.serial };
+                let token = token.to_bits();
                 let message = Message {
                     tlps: 1,
                     full: size,
@@ -353,12 +429,53 @@ impl State {
         };
         self.arrived(in_memory + deliver, index);
     }
+
+    /// Shows the tap and the faults what happens on a link.
+    fn cross(&mut self, hop: Hop, crossing: Crossing) {
+        let (token, bytes, link, new) = match crossing {
+            Crossing::Frame { token, bytes, link } => (token, bytes, link, true),
+            Crossing::Again { token, bytes, link } => (token, bytes, Some(link), false),
+            Crossing::Dllp { dllp, link } => {
+                self.equipment.with(|equipped| equipped.said(hop, link, dllp));
+                return;
+            }
+        };
+        let token = Token::from_bits(token);
+        let flight = self.packets.get_mut(token.packet).and_then(Option::as_mut);
+        let flight = flight.filter(|flight| token.is_of(flight) && !flight.fate.swallowed);
+        let Some(InFlight { packet, fate: met, .. }) = flight else { return };
+        let link = link.map(|link| OnLink { tlp: token.tlp, ..link });
+        self.equipment.with(|equipped| {
+            // Only one frame of a burst crosses the link now.
+            let burst = (packet.tlps, packet.bytes);
+            (packet.tlps, packet.bytes) = (1, bytes.into());
+            let fate = match link.filter(|_| !new) {
+                Some(link) => {
+                    equipped.pass(hop, link, packet);
+                    Fate::default()
+                }
+                None => equipped.cross(hop, link, packet),
+            };
+            (packet.tlps, packet.bytes) = burst;
+            met.swallowed = fate.lost;
+            met.held = met.held.max(fate.held);
+            if fate.duplicated && met.double.is_none() {
+                met.double = equipped.duplicate(packet).map(Box::new);
+            }
+        });
+    }
+
     fn hear(&mut self, tidings: Tidings) {
-        for (at, told) in tidings.0 {
+        for (at, told) in tidings.told {
+            if tidings.hops {
+                // Observers read it.
+                self.now.fetch_max(at, SeqCst);
+            }
             match told {
+                Told::Crosses(hop, crossing) => self.cross(hop, crossing),
                 Told::Left(node, tni, token) => {
                     let interface = node.index() * TNIS + tni.index();
-                    let (index, lane) = ((token >> 1) as usize, (token & 1) as usize);
+                    let Token { packet: index, lane, .. } = Token::from_bits(token);
                     let flight = self.packets.get(index).and_then(Option::as_ref);
                     let gap = flight.map_or(0, |flight| flight.gap);
                     let unit = &mut self.interfaces[interface];
@@ -367,10 +484,10 @@ impl State {
                     self.feed(interface, at);
                 }
                 Told::Delivered(node, token) => {
-                    self.delivered(at, node, (token >> 1) as usize);
+                    self.delivered(at, node, Token::from_bits(token).packet);
                 }
                 Told::Lost(node, port, reason, token) => {
-                    self.lost(at, (token >> 1) as usize, (node, port, reason));
+                    self.lost(at, Token::from_bits(token).packet, (node, port, reason));
                 }
                 Told::Failed(node, port) => {
                     self.set_wrong(node, port, Wrong::Down, true);
@@ -414,7 +531,16 @@ impl State {
         let earliest = ready_at
             .saturating_add(hops * self.network.parameters().hop_ps())
             .saturating_add(self.timing.deliver(&packet.body));
-        let flight = InFlight { packet, sizes, arrived: 0, lost: None, gap, earliest };
+        if self.equipment.is_on() {
+            self.equipment.with(|equipped| {
+                let tni = TapPoint::Tni(packet.src_tni.get());
+                equipped.observe(node, tni, Direction::Out, &packet);
+            });
+        }
+        self.serial += 1;
+        let (serial, fate) = (self.serial, Met::default());
+        let flight =
+            InFlight { packet, sizes, arrived: 0, lost: None, gap, earliest, serial, fate };
         let packet = self.insert(flight);
         let unit = &mut self.interfaces[interface];
         unit.jobs[lane].push_back(Job { packet, ready_at, sent: 0 });
@@ -432,24 +558,39 @@ impl State {
     }
 }
 
+/// A frame that begins to cross a link.
+enum Crossing {
+    /// A TLP.
+    Frame { token: u64, bytes: u32, link: Option<OnLink> },
+    /// The same, resent or found bad before.
+    Again { token: u64, bytes: u32, link: OnLink },
+    /// A packet of the data link layer.
+    Dllp { dllp: Dllp, link: OnLink },
+}
+
 /// A report of the network.
 enum Told {
+    Crosses(Hop, Crossing),
     Delivered(NodeId, u64),
     Left(NodeId, TniId, u64),
     Lost(NodeId, Option<Port>, DiscardReason, u64),
     Failed(NodeId, Port),
 }
 
-#[derive(Default)]
-struct Tidings(Vec<(Ps, Told)>);
+/// Reports of the network.
+struct Tidings {
+    /// True if someone observes packets on links.
+    hops: bool,
+    told: Vec<(Ps, Told)>,
+}
 
 impl Sink for Tidings {
     fn delivered(&mut self, at: Ps, node: NodeId, _: TniId, token: u64) {
-        self.0.push((at, Told::Delivered(node, token)));
+        self.told.push((at, Told::Delivered(node, token)));
     }
 
     fn left(&mut self, at: Ps, node: NodeId, tni: TniId, token: u64) {
-        self.0.push((at, Told::Left(node, tni, token)));
+        self.told.push((at, Told::Left(node, tni, token)));
     }
 
     fn lost(
@@ -460,14 +601,45 @@ impl Sink for Tidings {
         reason: DiscardReason,
         token: u64,
     ) {
-        self.0.push((at, Told::Lost(node, port, reason, token)));
+        self.told.push((at, Told::Lost(node, port, reason, token)));
     }
 
     fn failed(&mut self, at: Ps, node: NodeId, port: Port) {
-        self.0.push((at, Told::Failed(node, port)));
+        self.told.push((at, Told::Failed(node, port)));
     }
 
     fn wants_hops(&self) -> bool {
-        false
+        self.hops
+    }
+
+    fn hop(&mut self, at: Ps, hop: &Hop, _: Class, bytes: u32, token: u64, link: Option<OnLink>) {
+        if self.hops {
+            self.told.push((at, Told::Crosses(*hop, Crossing::Frame { token, bytes, link })));
+        }
+    }
+
+    fn again(&mut self, at: Ps, hop: &Hop, bytes: u32, token: u64, link: OnLink) {
+        if self.hops {
+            self.told.push((at, Told::Crosses(*hop, Crossing::Again { token, bytes, link })));
+        }
+    }
+
+    fn said(&mut self, at: Ps, hop: &Hop, dllp: Dllp, link: OnLink) {
+        if self.hops {
+            self.told.push((at, Told::Crosses(*hop, Crossing::Dllp { dllp, link })));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_keep_their_parts() {
+        let token = Token { lane: 1, tlp: 8738, packet: (1 << 24) - 1, serial: (1 << 24) - 2 };
+        assert_eq!(Token::from_bits(token.to_bits()), token);
+        let far = Token { lane: 0, tlp: 1, packet: 2, serial: 5 + (7 << 24) };
+        assert_eq!(Token::from_bits(far.to_bits()), Token { serial: 5, ..far });
     }
 }
