@@ -141,6 +141,20 @@ impl NodeSample {
     }
 }
 
+/// The modelled time of the latest of these readings, in nanoseconds, if the machine has it.
+pub fn modelled_ns(nodes: &[NodeSample]) -> Option<u64> {
+    nodes.iter().filter_map(|node| node.counters.modelled_ns).max()
+}
+
+/// Returns the seconds between two readings: of the modelled time, if the machine has it, or else
+/// of the host's.
+pub fn seconds_between(before: (Instant, &[NodeSample]), now: (Instant, &[NodeSample])) -> f64 {
+    match (modelled_ns(before.1), modelled_ns(now.1)) {
+        (Some(before), Some(now)) => now.saturating_sub(before) as f64 / 1e9,
+        _ => now.0.saturating_duration_since(before.0).as_secs_f64(),
+    }
+}
+
 /// Returns the rate of `n` in `seconds`, per second.
 pub fn rate(n: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { n as f64 / seconds } else { 0.0 }

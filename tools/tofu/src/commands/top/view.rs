@@ -7,7 +7,7 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Modifier, Style};
 use tofu_control::protocol::MachineInfo;
-use tofu_control::rates::{Look, NodeSample, Rates, rate};
+use tofu_control::rates::{Look, NodeSample, Rates, modelled_ns, rate, seconds_between};
 use tofu_control::{Counters, NodeCounters};
 use tofu_fabric::Port;
 use tofu_ui::printable;
@@ -199,7 +199,9 @@ impl View {
             return;
         }
         let before = self.last.as_ref();
-        let seconds = before.map_or(0.0, |last| (sample.at - last.at).as_secs_f64());
+        let seconds = before.map_or(0.0, |last| {
+            seconds_between((last.at, &last.nodes), (sample.at, &sample.nodes))
+        });
         let added = sample.nodes.iter().map(|node| {
             let same = |other: &&NodeSample| other.index == node.index;
             // At first there is nothing to compare with.
@@ -302,7 +304,9 @@ impl View {
         };
         let paused = if self.paused { ", paused" } else { "" };
         let (name, machine, seconds) = (&self.name, &last.machine, last.seconds as u64);
-        put(0, &format!("{name}: {machine}, up {seconds} s{down}{paused}"), BOLD);
+        let modelled = modelled_ns(&last.nodes)
+            .map_or_else(String::new, |ns| format!(", modelled time {:.3} s", ns as f64 / 1e9));
+        put(0, &format!("{name}: {machine}, up {seconds} s{modelled}{down}{paused}"), BOLD);
         let (title, lines): (String, Vec<String>) = match self.page {
             Page::Nodes => {
                 let title = format!(
@@ -478,6 +482,25 @@ mod tests {
         assert_eq!(words[0], "3");
         assert_eq!(words[words.len() - 4..], ["96k", "0", "2.0", "0"]);
         assert!(lines[23].starts_with("q quit"), "{lines:?}");
+    }
+
+    #[test]
+    fn rates_are_by_modelled_time_if_there_is_any() {
+        let mut view = View::new("tofu", Sort::Node);
+        let start = Instant::now();
+        for (seconds, n, ns) in [(0, 1, 1_000_000_000), (2, 5, 1_000_500_000)] {
+            let mut sample = sample(start + Duration::from_secs(seconds), 4, n);
+            sample.nodes[0].counters.modelled_ns = Some(ns);
+            view.take(sample);
+        }
+        let lines = shown(&view, 80, 24);
+        assert_eq!(
+            lines[0],
+            "tofu: 4x1x1x1x1x1 fugaku, up 12 s, modelled time 1.001 s, 1 links down"
+        );
+        // 3 * 4000 units of 16 bytes in half a millisecond.
+        let words: Vec<_> = lines[5].split_whitespace().collect();
+        assert_eq!(words[words.len() - 4], "384M");
     }
 
     #[test]

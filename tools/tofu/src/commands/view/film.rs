@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tofu_control::protocol::{JobInfo, LinkEnd, MachineInfo};
-use tofu_control::rates::{Look, NodeSample};
+use tofu_control::rates::{Look, NodeSample, modelled_ns, seconds_between};
 use tofu_fabric::{Link, Shape};
 
 /// The format that the first line of a file gives.
@@ -37,6 +37,9 @@ pub(super) struct Stage {
 pub(super) struct Frame {
     /// Since the machine's start.
     pub(super) seconds: f64,
+    /// Its modelled time, in seconds, if it has that. Rates are per second of it then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) modelled: Option<f64>,
     pub(super) nodes: Vec<Seen>,
     /// Links that are in use: their numbers, and bytes a second there and back.
     pub(super) loads: Vec<(u32, f64, f64)>,
@@ -115,7 +118,7 @@ impl Links {
 impl Frame {
     /// The activity between two readings, with the links that are down.
     pub(super) fn new(links: &Links, down: &[LinkEnd], before: &Look, now: &Look) -> Self {
-        let seconds = (now.at - before.at).as_secs_f64();
+        let seconds = seconds_between((before.at, &before.nodes), (now.at, &now.nodes));
         let old: HashMap<_, _> = before.nodes.iter().map(|node| (node.index, node)).collect();
         let nodes = now.nodes.iter().map(|node| node.since(old.get(&node.index).copied()));
         let nodes: Vec<_> = nodes.collect();
@@ -134,6 +137,7 @@ impl Frame {
         let down = down.iter().filter_map(|end| links.number(end.node, &end.port));
         Self {
             seconds: now.machine.seconds,
+            modelled: modelled_ns(&now.nodes).map(|ns| ns as f64 / 1e9),
             loads: links.loads(&nodes, seconds),
             down: down.collect(),
             jobs: now.machine.jobs.clone(),

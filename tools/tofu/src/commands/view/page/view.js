@@ -188,7 +188,9 @@ function show(number) {
   const now = frame();
   if (!now) return;
   get("time").value = number;
-  const clock = `${now.seconds.toFixed(1)} s`;
+  const clock = now.modelled == null
+    ? `${now.seconds.toFixed(1)} s`
+    : `${now.modelled.toFixed(6)} s modelled`;
   set(get("clock"), clock);
   get("time").setAttribute("aria-valuetext", clock);
   prepare(now);
