@@ -125,14 +125,15 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
-    /// Boots `line`, which `tofu serve` has printed, with a guest; returns its shell.
-    fn boot(&self, line: &str) -> Typed {
+    /// Boots `line`, which `tofu serve` has printed, with a guest whose kernel gets these words;
+    /// returns its shell.
+    fn boot(&self, line: &str, words: &str) -> Typed {
         let folder = Path::new(self.image["folder"].as_str().unwrap());
         let file = |name: &str| folder.join(name).display().to_string();
         let mut line = format!(
             "exec {line} -nodefaults -no-user-config -display none -no-reboot -serial stdio \
              -accel tcg -cpu max,-erms,-fsrm -kernel {} -initrd {} \
-             -append 'console=ttyS0 quiet panic=-1 {TCG_ARGUMENTS} intel_iommu=on \
+             -append 'console=ttyS0 quiet panic=-1 {words} intel_iommu=on \
              iomem=relaxed tofu.name=guest tofu.net=off'",
             file("vmlinux"),
             file("initrd"),
@@ -179,6 +180,23 @@ fn printed(serve: &mut Running) -> String {
     text
 }
 
+/// The blocks of a pcapng file that are packets, with their times.
+fn packets(file: &str) -> Vec<Vec<u8>> {
+    const ENHANCED_PACKET: u32 = 6;
+    let bytes = fs::read(file).unwrap();
+    let mut rest = &bytes[..];
+    let mut packets = Vec::new();
+    while let Some((head, _)) = rest.split_first_chunk::<8>() {
+        let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap());
+        let (block, left) = rest.split_at(word(4) as usize);
+        if word(0) == ENHANCED_PACKET {
+            packets.push(block.to_vec());
+        }
+        rest = left;
+    }
+    packets
+}
+
 /// Nodes in modelled time measure the same in each round, on a busy host as on an idle one. A run
 /// that was recorded comes again to the last interrupt.
 #[test]
@@ -187,8 +205,10 @@ fn nodes_in_modelled_time_measure_the_machine() {
     let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", "2x1x1x1x1x1"];
     let up = ["up", "--linux", "--detach", "--time", "modelled"];
     let up = [&up[..], &image].concat();
-    let record = place.file("input.jsonl");
-    place.run_for(&[&up[..], &["--record", &record]].concat(), Duration::from_secs(400), b"").ok();
+    let (record, captured) = (place.file("input.jsonl"), place.file("node0.pcapng"));
+    let capture = format!("0={captured}");
+    let records = ["--record", &record, "--capture", &capture];
+    place.run_for(&[&up[..], &records].concat(), Duration::from_secs(400), b"").ok();
     let look = ["exec", "1", "--", "sh", "-c", "dmesg; cat /proc/interrupts /proc/stat"];
     let run = || {
         let said = place.pingpong(Duration::from_secs(200));
@@ -211,25 +231,32 @@ fn nodes_in_modelled_time_measure_the_machine() {
     let times = |guest: &Value| ["in_flight_ns", "awake_ns"].map(|of| guest[of].as_u64().unwrap());
     let is_part = |[in_flight, awake]: [u64; 2]| in_flight > 10_000 && in_flight < awake;
     assert!(guests.iter().map(times).all(is_part), "{time}");
-    for (command, why) in [
-        (&["fault", "set", "loss=1%"][..], "no faults of packets or devices in modelled time"),
-        (&["capture", "0"], "a machine in modelled time has no captures so far"),
-    ] {
-        let error = place.run(command).error();
-        assert!(error.contains(why), "{error}");
-    }
+    // Nothing uses registers now.
+    place.run(&["fault", "device", "0", "gone"]).ok();
+    let faults = place.run(&["inspect", "0", "faults", "--json"]).json();
+    assert_eq!(faults["tree"]["gone"], true, "{faults}");
+    place.run(&["fault", "device", "0", "off"]).ok();
     let device = place.run(&["inspect", "1", "device", "--json"]).json();
     assert!(device.is_object(), "{device}");
     place.run(&["down"]).ok();
+    let first = packets(&captured);
 
     // Counts of interrupts, switches and ticks are those of the recorded run, so it has gone the
     // same way.
-    place.run_for(&[&up[..], &["--replay", &record]].concat(), Duration::from_secs(400), b"").ok();
+    let again = ["--replay", &record, "--capture", &capture];
+    place.run_for(&[&up[..], &again].concat(), Duration::from_secs(400), b"").ok();
     let replayed = run();
+    let error = place.run(&["fault", "set", "loss=1%"]).error();
+    assert!(error.contains("come from its record"), "{error}");
     assert_eq!(replayed.0, recorded.0);
     assert_eq!(replayed.1, recorded.1);
     assert!(recorded.1.contains("LOC:") && recorded.1.contains("ctxt "), "{}", recorded.1);
     place.run(&["down"]).ok();
+    // Each frame has crossed the same link at the same time.
+    let second = packets(&captured);
+    assert!(first.len() > 400, "{}", first.len());
+    let differs = first.iter().zip(&second).position(|(one, other)| one != other);
+    assert_eq!((differs, first.len()), (None, second.len()));
     place.is_clean();
 }
 
@@ -253,7 +280,7 @@ fn lspci_describes_a_served_device() {
     let line = line.replace("-machine q35,memory-backend=ram", &format!("{machine} {iommu}"));
     assert!(line.contains(machine), "{line}");
 
-    let mut guest = client.boot(&line);
+    let mut guest = client.boot(&line, TCG_ARGUMENTS);
     let found = guest.run("tofu-guest ls --json");
     assert!(found.contains("\"coords\":[0,0,0,0,0,0]"), "{found}");
     let said = guest.run("tofu-guest selftest");
@@ -266,7 +293,8 @@ fn lspci_describes_a_served_device() {
     // Another one, with the device behind its own port, as in a real machine.
     let port = "-device pcie-root-port,id=rp0,chassis=1,slot=1";
     let behind = line.replace(iommu, &format!("{iommu} {port}"));
-    let mut guest = client.boot(&behind.replace("{\"driver\":", "{\"bus\":\"rp0\",\"driver\":"));
+    let behind = behind.replace("{\"driver\":", "{\"bus\":\"rp0\",\"driver\":");
+    let mut guest = client.boot(&behind, TCG_ARGUMENTS);
     // Without its list of names, which changes.
     let output = guest.run("lspci -vvv -i /dev/null -d 10cf:1ccd");
     let golden = fs::read_to_string(workspace().join("tests/golden/lspci-qemu.txt")).unwrap();
@@ -278,7 +306,7 @@ fn lspci_describes_a_served_device() {
 
     // And one as the first, for the other node.
     let other = line.replace("node-0-0-0-0-0-0", "node-1-0-0-0-0-0");
-    let mut guest = client.boot(&other);
+    let mut guest = client.boot(&other, TCG_ARGUMENTS);
     let found = guest.run("tofu-guest ls --json");
     assert!(found.contains("\"coords\":[1,0,0,0,0,0]"), "{found}");
     drop(guest);

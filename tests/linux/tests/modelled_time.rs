@@ -205,9 +205,22 @@ fn a_debugger_stops_time_for_all() {
         }
     }
     link_that_fails_costs_what_tcp_waits(&place);
+    faults_lose_packets_and_let_go(&place);
     assert_eq!(time(&place)["late"], 0);
     place.run(&["down"]).ok();
     place.is_clean();
+}
+
+/// Packets are lost by a fault, which is then taken away.
+fn faults_lose_packets_and_let_go(place: &Place) {
+    let ping = || place.exec("0", &["ping", "-c", "2", "-W", "1", "t-1-0-0-0-0-0"]);
+    place.run(&["fault", "set", "loss=100%"]).ok();
+    let said = ping();
+    assert!(said.out.contains(" 100% packet loss"), "{said:?}");
+    let report = place.run(&["fault", "show", "--json"]).json();
+    assert!(report["lost"].as_u64().unwrap() > 0, "{report}");
+    place.run(&["fault", "off"]).ok();
+    assert!(ping().out.contains(" 0% packet loss"));
 }
 
 /// A connection is begun while the links between two nodes are down. TCP tries again after whole

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use file::Writer;
@@ -33,7 +33,7 @@ pub(crate) fn write(
     stop: &AtomicBool,
     out: &mut dyn Write,
 ) -> io::Result<CaptureSummary> {
-    let (start, since) = (Instant::now(), SystemTime::now());
+    let (start, since_ns) = (Instant::now(), capture.now_ns());
     let end = limits.seconds.map(|seconds| start + Duration::from_secs(seconds));
     let mut writer = Writer::new(out, at, capture.config())?;
     // Once the header is written, the file is valid even if the machine ends immediately.
@@ -58,7 +58,7 @@ pub(crate) fn write(
         writer.record(&record)?;
         packets += 1;
     }
-    let dropped = writer.finish(capture, since)?;
+    let dropped = writer.finish(capture, since_ns)?;
     Ok(CaptureSummary { packets, dropped, seconds: start.elapsed().as_secs_f64() })
 }
 

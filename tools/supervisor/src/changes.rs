@@ -53,13 +53,15 @@ pub(crate) fn apply(network: &dyn AnyNetwork, request: &Request) -> anyhow::Resu
     })
 }
 
-/// True for a change that a machine in modelled time can have.
-pub(crate) const fn has_modelled_time(request: &Request) -> bool {
+/// True if [`apply`] carries out requests of this kind.
+pub(crate) const fn is_change(request: &Request) -> bool {
     matches!(
         request,
         Request::SetLink { .. }
             | Request::SetLinkErrors { .. }
             | Request::SetNodes { .. }
+            | Request::SetFaults { .. }
+            | Request::SetDeviceFaults { .. }
             | Request::InjectEcc { .. }
     )
 }

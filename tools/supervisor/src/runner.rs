@@ -195,6 +195,7 @@ fn timed(
     let kind = (generation, plan.network.shape);
     let machine = TimedMachine::new(kind, &guests, Backing::Sealed, time)?;
     machine.take_down(&plan.network.links_down)?;
+    machine.network().set_faults(plan.faults.clone())?;
     machine.let_in(input)?;
     Ok(machine)
 }
@@ -359,7 +360,7 @@ impl Machines {
         let start = |to: &ToFile| {
             let node = plan.network.shape.node_id(to.at).context("no such node")?;
             let capture = machine.network().capture(CaptureConfig::new(node));
-            FileCapture::start(capture.context("it cannot be captured")?, to)
+            FileCapture::start(capture, to)
         };
         self.captures.iter().map(start).collect()
     }

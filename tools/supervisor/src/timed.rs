@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use tofu_abi::topology::{NodeId, Port, Shape};
 use tofu_abi::{Coords, Generation};
 use tofu_control::protocol::{EventKind, Request, StandsInfo};
@@ -31,7 +31,7 @@ use tofu_sync::lock;
 use tofu_timed::{EventEngine, Function, Interrupt, Turns};
 use tofu_vfio_user::{Backing, ClientMemory, Limits, Server};
 
-use crate::changes::{self, Changed};
+use crate::changes::Changed;
 use crate::confine::Confinement;
 use crate::event::{Event, EventSender};
 use crate::timed::between::Between;
@@ -104,6 +104,7 @@ impl TimedMachine {
         });
         let network = TimedNetwork {
             recorder: observed::observe(&engine),
+            captures: observed::captures(&engine),
             interconnect: Interconnect::Tofu(generation),
             fabric: Arc::new(Fabric::modelled(shape, Arc::clone(&engine) as _)),
             functions,
@@ -185,9 +186,6 @@ impl TimedMachine {
     ///
     /// One line for the user.
     pub(crate) fn change(&self, request: Request) -> anyhow::Result<()> {
-        if !changes::has_modelled_time(&request) {
-            bail!("there are no faults of packets or devices in modelled time so far");
-        }
         let outside = self.paces.outside.get();
         let outside = outside.context("nothing comes from outside to devices that are served")?;
         outside.change(request, self.stands())

@@ -113,8 +113,10 @@ mod tests {
     use super::*;
     use crate::changes::Changed;
     use crate::timed::outside::InputFile;
+    use tofu_abi::pci::REGISTER_BAR;
     use tofu_abi::topology::Port;
     use tofu_control::protocol::{EventKind, Request};
+    use tofu_machine::AnyNetwork;
     use tofu_pace::VERSION;
     use tofu_pace::message::{ACCESS, ASLEEP, AT, BEGIN, Go, Message, PASSED};
     use tofu_pace::pages::{Next, Page};
@@ -337,12 +339,12 @@ mod tests {
     }
 
     /// Runs a guest that sleeps, with such input, for two boundaries, before each of which a change
-    /// is asked for. Returns what changed, and whether the link was up before and after each
-    /// boundary.
-    fn link_down(
+    /// is asked for. Returns what changed, and what was seen before and after each boundary.
+    fn changes<T>(
         log: InputLog,
+        look: impl Fn(&dyn AnyNetwork) -> T,
         change: impl Fn(&TimedMachine, u64) + Sync,
-    ) -> (Vec<Changed>, [[Option<bool>; 2]; 2]) {
+    ) -> (Vec<Changed>, [[T; 2]; 2]) {
         let folder = tempfile::tempdir().unwrap();
         let nodes = serve(folder.path(), TimePlan::default());
         let machine = &nodes.machine;
@@ -354,7 +356,6 @@ mod tests {
         let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
         assert_eq!((a.begin(), b.begin()), (Some(100_000), Some(100_000)));
         let network = machine.network();
-        let up = || network.fabric().link_up(Coords::default(), Port::A);
         // One that has gone holds up the other one no longer.
         drop(b);
         let mut at = 100_000;
@@ -364,13 +365,13 @@ mod tests {
                 while !asks.is_finished() && machine.waiting_changes() == 0 {
                     thread::yield_now();
                 }
-                let before = up();
+                let before = look(&*network);
                 // It may be woken at the boundary.
                 while at < boundary + 100_000 {
                     a.tell([ASLEEP, 0], [at, boundary + 100_000]);
                     at = a.hear().unwrap();
                 }
-                [before, up()]
+                [before, look(&*network)]
             })
         });
         let changes = changes.lock().unwrap().clone();
@@ -382,8 +383,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_owned();
         let set = |port: &str, up| Request::SetLink { node: 0, port: port.into(), up };
-        let first = link_down(InputLog::Record(path.clone()), |machine, boundary| {
-            assert!(machine.change(Request::SetFaults { faults: None }).is_err());
+        let up = |network: &dyn AnyNetwork| network.fabric().link_up(Coords::default(), Port::A);
+        let first = changes(InputLog::Record(path.clone()), up, |machine, boundary| {
             if boundary == 1_000_000 {
                 // It waits for a boundary, and changes nothing.
                 let error = machine.change(set("X+", false)).unwrap_err().to_string();
@@ -395,11 +396,34 @@ mod tests {
         let down = EventKind::Link { port: "A".into(), up: false };
         let states = [[Some(true), Some(true)], [Some(true), Some(false)]];
         assert_eq!(first, (vec![(Some(NodeId(0)), down)], states));
-        let again = link_down(InputLog::Replay(path), |machine, _| {
+        let again = changes(InputLog::Replay(path), up, |machine, _| {
             let error = machine.change(set("A", true)).unwrap_err().to_string();
             assert!(error.ends_with("its record"), "{error}");
         });
         assert_eq!(again, first);
+    }
+
+    #[test]
+    fn faults_change_at_boundaries_and_again_in_a_replay() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_owned();
+        let look = |network: &dyn AnyNetwork| {
+            let mut word = [0; 8];
+            network.node(NodeId(1)).unwrap().read(REGISTER_BAR, 0, &mut word);
+            (network.faults().map(|(plan, _)| plan.seed), word == [0xff; 8])
+        };
+        let faults = || Some("loss=1%,seed=9".to_owned());
+        let first = changes(InputLog::Record(path.clone()), look, |machine, boundary| {
+            let change = match boundary {
+                1_000_000 => Request::SetFaults { faults: faults() },
+                _ => Request::SetDeviceFaults { node: 1, faults: Some("gone".into()) },
+            };
+            machine.change(change).unwrap();
+        });
+        let (none, set, gone) = ((None, false), (Some(9), false), (Some(9), true));
+        let told = (None, EventKind::Faults { faults: faults() });
+        assert_eq!(first, (vec![told], [[none, set], [set, gone]]));
+        assert_eq!(changes(InputLog::Replay(path), look, |_, _| {}), first);
     }
 
     #[test]

@@ -843,8 +843,6 @@ mod tests {
             (&["--vmm", "tofu"], "our own monitor (--vmm tofu)"),
             (&["--gateway", "0,0,0,0,0,0"], "a gateway"),
             (&["--links", "modelled"], "links of another kind (--links)"),
-            (&["--capture", "0=x.pcapng"], "captures (--capture)"),
-            (&["--faults", "loss=1%"], "faults (--faults)"),
         ] {
             let expected = format!("a machine in modelled time cannot have {what} so far");
             assert_eq!(case.error(args), expected);

@@ -122,7 +122,7 @@ pub struct GuestPassed {
 pub trait AnyNetwork: Send + Sync {
     fn interconnect(&self) -> Interconnect;
     fn fabric(&self) -> &Arc<Fabric>;
-    /// The time that has passed, if it is modelled. The network is then read-only.
+    /// The time that has passed, if it is modelled.
     fn passed(&self) -> Option<Passed> {
         None
     }
@@ -134,8 +134,7 @@ pub trait AnyNetwork: Send + Sync {
     }
     fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink>;
     fn faults(&self) -> Option<(FaultPlan, FaultCounters)>;
-    /// `None` if nothing can be captured there.
-    fn capture(&self, config: CaptureConfig) -> Option<Capture>;
+    fn capture(&self, config: CaptureConfig) -> Capture;
     fn trace(&self) -> Option<Trace>;
     fn node(&self, id: NodeId) -> Option<Arc<dyn AnyNode>>;
     fn shard(&self) -> Option<(&Arc<Shards>, ShardId)>;
@@ -163,8 +162,8 @@ impl<D: Drive<Node: AnyNode>> AnyNetwork for NetworkOf<D> {
         self.wires().faults()
     }
 
-    fn capture(&self, config: CaptureConfig) -> Option<Capture> {
-        Some(self.capture(config))
+    fn capture(&self, config: CaptureConfig) -> Capture {
+        self.capture(config)
     }
 
     fn trace(&self) -> Option<Trace> {

@@ -305,8 +305,6 @@ fn modelled(
         (spec.links.is_some(), "links of another kind (--links)"),
         (spec.engines.is_some(), "engine threads (--engines)"),
         (spec.metrics.is_some(), "metrics (--metrics)"),
-        (faults(spec).is_some(), "faults (--faults)"),
-        (!spec.captures.is_empty(), "captures (--capture)"),
     ];
     refuse(lacks, PlanError::Modelled)?;
     if let Some(Until::Command { node, .. }) = spec.until

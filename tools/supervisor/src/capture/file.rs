@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::io::{self, Write};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
 use pcap_file::pcapng::blocks::interface_description::{
@@ -91,11 +91,10 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Writes the interfaces' counts since `start`. Returns how many packets were dropped.
-    pub(crate) fn finish(mut self, capture: &Capture, start: SystemTime) -> io::Result<u64> {
-        let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH);
-        let (start, end) =
-            (since(start).unwrap_or_default(), since(SystemTime::now()).unwrap_or_default());
+    /// Writes the interfaces' counts since `start_ns` by the capture's clock. Returns how many
+    /// packets were dropped.
+    pub(crate) fn finish(mut self, capture: &Capture, start_ns: u64) -> io::Result<u64> {
+        let [start, end] = [start_ns, capture.now_ns()].map(Duration::from_nanos);
         let mut dropped = 0;
         for interface in self.interfaces.clone() {
             let counters = capture.counters(interface);
@@ -188,7 +187,7 @@ mod tests {
             let record = Record { time_ns, interface, direction, bytes: vec![7; 57], length: 2000 };
             writer.record(&record).unwrap();
         }
-        writer.finish(&capture, SystemTime::now()).unwrap();
+        writer.finish(&capture, capture.now_ns()).unwrap();
         bytes
     }
 
@@ -232,7 +231,7 @@ mod tests {
         let mut bytes = Vec::new();
         let writer = Writer::new(&mut bytes, Coords::default(), capture.config()).unwrap();
         assert_eq!([0, 3, 6, 15].map(|interface| writer.number(interface)), [0, 3, 4, 13]);
-        writer.finish(&capture, SystemTime::now()).unwrap();
+        writer.finish(&capture, capture.now_ns()).unwrap();
         let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
         let hardware =
             SectionHeaderOption::Hardware("emulated Tofu interconnect (K computer)".into());

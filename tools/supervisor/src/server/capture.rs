@@ -78,7 +78,6 @@ pub(super) fn begin(registry: &Registry, request: &CaptureRequest) -> anyhow::Re
     };
     let observing = registry.observe()?;
     let capture = network.capture(config);
-    let capture = capture.context("a machine in modelled time has no captures so far")?;
     let limits = request.limits;
     Ok(Begun { capture, at, limits, _observing: observing })
 }

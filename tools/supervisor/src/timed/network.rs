@@ -6,10 +6,11 @@ use tofu_abi::topology::NodeId;
 use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, ShardId, Shards};
 use tofu_icc::Icc;
 use tofu_inspect::{Inspect, Visit};
-use tofu_machine::capture::{Capture, CaptureConfig};
+use tofu_machine::capture::{Capture, CaptureConfig, ModelledCaptures};
 use tofu_machine::trace::{Recorder, Trace};
 use tofu_machine::{
-    AnyNetwork, AnyNode, CableCounters, GuestPassed, Interconnect, Passed, Refused, Stands,
+    AnyNetwork, AnyNode, CableCounters, DeviceFaults, GuestPassed, Interconnect, Passed, Refused,
+    Stands,
 };
 use tofu_pci::{Endpoint, EndpointDevice};
 use tofu_timed::{EventEngine, Function};
@@ -22,6 +23,7 @@ use crate::timed::pace::{Pace, Paces};
 pub(super) struct TimedNetwork {
     pub(super) interconnect: Interconnect,
     pub(super) recorder: Arc<Recorder>,
+    pub(super) captures: ModelledCaptures,
     /// Its links, which the engine has.
     pub(super) fabric: Arc<Fabric>,
     pub(super) functions: Vec<Arc<Function>>,
@@ -73,16 +75,16 @@ impl AnyNetwork for TimedNetwork {
         self.paces.go_on(first, until)
     }
 
-    fn set_faults(&self, _: Option<FaultPlan>) -> Result<(), NoSuchLink> {
-        Ok(())
+    fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink> {
+        self.engine.set_faults(plan)
     }
 
     fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
-        None
+        self.engine.faults()
     }
 
-    fn capture(&self, _: CaptureConfig) -> Option<Capture> {
-        None
+    fn capture(&self, config: CaptureConfig) -> Capture {
+        self.captures.begin(config)
     }
 
     fn trace(&self) -> Option<Trace> {
@@ -150,6 +152,7 @@ impl Inspect for TimedNode {
             tree.add("commands", &self.engine.commands(self.id));
             tree.add("pci", self.function.endpoint());
             tree.add("device", self.function.icc());
+            tree.add("faults", self.function.faults());
         });
     }
 }
@@ -157,5 +160,9 @@ impl Inspect for TimedNode {
 impl AnyNode for TimedNode {
     fn icc(&self) -> Option<&Icc> {
         Some(self.function.icc())
+    }
+
+    fn set_device_faults(&self, faults: DeviceFaults) -> bool {
+        self.engine.set_device_faults(self.id, faults)
     }
 }

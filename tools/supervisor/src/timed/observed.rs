@@ -1,10 +1,14 @@
-//! Records of what devices in modelled time do, for traces.
+//! Records of what devices in modelled time do, for traces, and of the packets between them, for
+//! captures.
 
 use std::sync::Arc;
 
 use tofu_abi::Coords;
 use tofu_abi::topology::NodeId;
+use tofu_fabric::Ps;
 use tofu_icc::{Event, Subject};
+use tofu_machine::Interconnect;
+use tofu_machine::capture::ModelledCaptures;
 use tofu_machine::trace::{Recorder, What};
 use tofu_timed::{EventEngine, Observer};
 
@@ -15,11 +19,21 @@ const EPOCH_NS: u64 = 1_767_225_600_000_000_000;
 /// Records what devices do while there is a trace.
 struct Observed(Arc<Recorder>);
 
+/// The clock of an engine, which does not keep it alive.
+fn clock(engine: &Arc<EventEngine>) -> impl Fn() -> Ps + Send + Sync + use<> {
+    let engine = Arc::downgrade(engine);
+    move || engine.upgrade().map_or(0, |engine| engine.now())
+}
+
+/// Captures of the packets of an engine.
+pub(super) fn captures(engine: &Arc<EventEngine>) -> ModelledCaptures {
+    let interconnect = Interconnect::Tofu(engine.generation());
+    ModelledCaptures::new(engine, interconnect, EPOCH_NS, clock(engine))
+}
+
 /// Has what the devices of an engine do recorded.
 pub(super) fn observe(engine: &Arc<EventEngine>) -> Arc<Recorder> {
-    let clock = Arc::downgrade(engine);
-    let now = move || clock.upgrade().map_or(0, |engine| engine.now());
-    let recorder = Recorder::modelled(EPOCH_NS, now);
+    let recorder = Recorder::modelled(EPOCH_NS, clock(engine));
     engine.observe(Box::new(Observed(Arc::clone(&recorder))));
     recorder
 }

@@ -407,7 +407,7 @@ fn entry(line: &str, nodes: &[(NodeId, Coords)]) -> anyhow::Result<Entry> {
     let (ps, node, port, base64) = match serde_json::from_str(line)? {
         Line::Input { ps, node, port, base64 } => (ps, node, port, base64),
         Line::Change { ps, change } => {
-            ensure!(changes::has_modelled_time(&change), "not a change of the network");
+            ensure!(changes::is_change(&change), "not a change of the network");
             return Ok(Entry { ps, what: What::Change(change) });
         }
     };

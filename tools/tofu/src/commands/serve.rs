@@ -126,6 +126,9 @@ impl ServeArgs {
         let Some((time, generation)) = plan.modelled.zip(plan.interconnect.tofu()) else {
             return Ok(None);
         };
+        if plan.faults.is_some() || !plan.captures.is_empty() {
+            bail!("devices that are served in modelled time cannot have faults or captures so far");
+        }
         let (backing, json) = (self.backing(), self.json);
         // Without it, the devices are of no use.
         let plugin = timekeeper::plugin()?;
