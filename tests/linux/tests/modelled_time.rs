@@ -226,6 +226,9 @@ fn faults_lose_packets_and_let_go(place: &Place) {
 /// A connection is begun while the links between two nodes are down. TCP tries again after whole
 /// seconds of the guest's clock, however long the host has taken.
 fn link_that_fails_costs_what_tcp_waits(place: &Place) {
+    // When Linux sends a SYN again, in seconds after the first one. Its timers are up to an eighth
+    // late.
+    const TRIES: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 11.0, 19.0, 35.0, 67.0];
     let both = |what| ["X+", "X-"].map(|port| place.run(&["link", what, "0", port]).ok());
     place.shell(1, "nc -l -p 5000 > /tmp/got & sleep 0.1");
     both("down");
@@ -243,6 +246,7 @@ fn link_that_fails_costs_what_tcp_waits(place: &Place) {
     let times: Vec<f64> = said.lines().map(|line| line.parse().unwrap()).collect();
     let [before, after] = times[..] else { panic!("{said}") };
     let took = after - before;
-    assert!(took >= 1.0 && took % 1.0 < 0.4, "{said}");
+    let tried = |after: &f64| (*after..*after * 1.125 + 0.4).contains(&took);
+    assert!(TRIES.iter().any(tried), "{said}");
     assert_eq!(place.shell(1, "cat /tmp/got").trim(), "hello");
 }
