@@ -251,8 +251,8 @@ impl Plugin {
 
     /// Carries out an answer that a guest got at a time: delivers interrupts, and stops the guest
     /// at the limit. A running guest is stopped by the count of its instructions, because a timer
-    /// costs more. The timer is set nevertheless: a processor may halt unnoticed, and the count must
-    /// restart.
+    /// costs more. The timer is set nevertheless: a processor may halt unnoticed, and the count
+    /// must restart.
     fn obey(&self, state: &mut State, go: io::Result<Go>, now: u64) {
         let until = self.deliver(state, go);
         if until <= now {

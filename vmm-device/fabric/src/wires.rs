@@ -55,8 +55,8 @@ pub struct Progress {
 pub struct Wires<B> {
     direct: Direct,
     modelled: Option<Box<dyn ModelledCarrier<B>>>,
-    /// It is on if packets do not just go the direct way: there is a tap, faults or cables, or links
-    /// are modelled.
+    /// It is on if packets do not just go the direct way: there is a tap, faults or cables, or
+    /// links are modelled.
     equipment: Equipment<B>,
 }
 

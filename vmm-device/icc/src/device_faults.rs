@@ -116,8 +116,8 @@ impl Injector {
         icc.set_refusing_memory(Arc::new(Refusing { memory, faults: Arc::clone(self) }));
     }
 
-    /// Replaces the faults of the device that has this injector. Messages that are delayed should be
-    /// sent now if there are none any more.
+    /// Replaces the faults of the device that has this injector. Messages that are delayed should
+    /// be sent now if there are none any more.
     pub fn set_of(&self, icc: &Icc, faults: DeviceFaults) {
         icc.hold_entries(faults.late_tcq_ns, faults.late_mrq_ns);
         self.set(faults);
