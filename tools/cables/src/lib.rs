@@ -48,7 +48,7 @@
 //! - *Leaving.* When all guests of a shard have ended, it says so, and it leaves when all others
 //!   have said so, too.
 //!
-//! What waits for a shard, and the consequence:
+//! Limits of what waits for a shard, and the consequence of each:
 //!
 //! - more than 4 MiB: nodes here start no new requests
 //! - more than 16 MiB of answers: its requests are read but not served; beyond 64 MiB of these they
