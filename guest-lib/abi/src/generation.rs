@@ -89,6 +89,16 @@ pub struct MemoryGroups {
 }
 
 impl MemoryGroups {
+    /// The control queues, as bits, for which [`MemoryGroups::is_far`] is true.
+    pub const fn far_queues(&self) -> u16 {
+        let (mut bits, mut cq) = (0, 0);
+        while cq < u16::BITS as u8 {
+            bits |= (self.is_far(cq) as u16) << cq;
+            cq += 1;
+        }
+        bits
+    }
+
     /// Returns true if the process with a control queue is in a group that is far from the
     /// interfaces.
     ///
@@ -520,6 +530,8 @@ mod tests {
         });
         assert_eq!(far, [(1, 0), (1, 0), (2, 0), (4, 6)]);
         assert!(!FUGAKU.groups.is_far(1) && FUGAKU.groups.is_far(2));
+        assert_eq!(FUGAKU.groups.far_queues(), 0b1100_1100_1100_1100);
+        assert_eq!(FX100.groups.far_queues(), 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! zeroed, so entries of the first lap have the flip bit set ([`RingIndex`]).
 
 use crate::addr::{Coords, Path, StagOffset};
+use crate::desc::Header1;
 use crate::{Rcode, bitfield, codes};
 
 /// Largest size code of a queue.
@@ -64,7 +65,7 @@ impl RingIndex {
     /// Flip bit of a valid entry at that slot on this lap: set on the first lap.
     #[inline]
     pub const fn flip(&self) -> bool {
-        (self.count >> self.entries.trailing_zeros()) & 1 == 0
+        self.count & self.entries as u64 == 0
     }
 
     /// Entries passed that a consumer has not taken, which has taken `consumed` in all. Low bits
@@ -128,6 +129,15 @@ bitfield! {
 }
 
 impl MrqWord0 {
+    /// Bits of path, coordinates and interface.
+    const OTHER_END: u64 = u64::MAX << 28 & !(1 << 60);
+
+    /// One whose other end is the target of a command, by its path. A header has these at the same
+    /// bits.
+    pub const fn about_target(header: Header1) -> Self {
+        Self(header.0 & Self::OTHER_END)
+    }
+
     /// Coordinates of the node at the other end.
     pub const fn coords(self) -> Coords {
         Coords::new(self.x(), self.y(), self.z(), self.a(), self.b(), self.c())

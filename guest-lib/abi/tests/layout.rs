@@ -615,6 +615,9 @@ fn entries_and_tables_are_the_golden_words() {
         MrqWord1(0).with_initial(true).with_edata(0x55aa).with_length(1920).0,
         0x0780_55aa_1000
     );
+    let node = Coords::new(1, 2, 3, 1, 2, 1);
+    let header = Header1(u64::MAX).with_target(node).with_path(Path::new(0, 1, 1)).with_ri(4);
+    assert_eq!(MrqWord0::about_target(header).0, 0x8d03_0201_a000_0000);
     let steering = Steering(0)
         .with_readonly(true)
         .with_enable(true)

@@ -316,7 +316,7 @@ impl<D: DmaBuffer, G: UserPage> Rings<D, G> {
 
     /// Flip bit of a valid entry, see [`RingIndex::flip`].
     fn flip(&self, count: u64) -> bool {
-        (count >> self.post.entries().trailing_zeros()) & 1 == 0
+        count & u64::from(self.post.entries()) == 0
     }
 
     /// Writes the descriptor into its slot and makes it valid.
