@@ -1,7 +1,5 @@
 //! Carriers, which move packets from node to node.
 
-use std::iter::Copied;
-use std::slice;
 use std::sync::Arc;
 
 use tofu_abi::TniId;
@@ -191,15 +189,29 @@ impl Direct {
     /// the route.
     #[inline]
     pub(crate) fn pass<B>(&self, packet: &mut Packet<B>, ways: &mut Ways) -> Result<NodeId, Lost> {
-        let end = match ways.of(self.fabric.id(), self.fabric.shape(), packet) {
-            Some(way) => {
-                self.enter(way.from(), packet, &mut Unobserved);
-                let hops = way.hops().iter().copied();
-                self.travel(packet, hops, Place::source(way.from()), None, &mut Unobserved)
-            }
-            None => self.set_out(packet, &mut None, &mut Unobserved),
+        let Some(way) = ways.of(self.fabric.id(), self.fabric.shape(), packet) else {
+            return self.pass_anyway(packet);
         };
-        match end {
+        self.fabric.count_injected(way.from(), packet.src_tni, packet.bytes);
+        let (mut end, mut links) = (Ok(way.from()), 0);
+        for hop in way.hops() {
+            match self.fabric.send(*hop, packet.system, packet.tlps, packet.bytes) {
+                Passage::Crossed => (end, links) = (Ok(hop.to), links + 1),
+                // Without an observer there are no cables.
+                Passage::Down | Passage::Beyond(_) => {
+                    end = Err(Lost::at_link(*hop));
+                    break;
+                }
+            }
+        }
+        self.take_time(packet, links, packet.bytes.saturating_add(packet.before.into()));
+        end
+    }
+
+    /// The same for a packet whose way is not remembered.
+    #[cold]
+    fn pass_anyway<B>(&self, packet: &mut Packet<B>) -> Result<NodeId, Lost> {
+        match self.set_out(packet, &mut None, &mut Unobserved) {
             End::Arrived(place) => Ok(place.at),
             End::Lost(lost) => Err(lost),
             End::Beyond(Beyond { place, hop, .. }) => {
@@ -526,7 +538,6 @@ impl Lost {
 #[derive(Clone)]
 enum Rest<'a> {
     Route(Route<'a>),
-    Known(Copied<slice::Iter<'a, Hop>>),
     One(Hop),
     End,
 }
@@ -537,19 +548,12 @@ impl<'a> From<Route<'a>> for Rest<'a> {
     }
 }
 
-impl<'a> From<Copied<slice::Iter<'a, Hop>>> for Rest<'a> {
-    fn from(hops: Copied<slice::Iter<'a, Hop>>) -> Self {
-        Self::Known(hops)
-    }
-}
-
 impl Iterator for Rest<'_> {
     type Item = Hop;
 
     fn next(&mut self) -> Option<Hop> {
         match *self {
             Self::Route(ref mut route) => route.next(),
-            Self::Known(ref mut hops) => hops.next(),
             Self::One(hop) => {
                 *self = Self::End;
                 Some(hop)
