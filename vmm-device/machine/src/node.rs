@@ -287,7 +287,7 @@ impl Node {
             inline.rung.take()
         });
         let Some(Rung { tni, bell, more }) = rung else { return };
-        let more = if more { MORE.take() } else { Vec::new() };
+        let others = more.then(|| MORE.take());
         let Some(machine) = self.host.machine.upgrade() else { return };
         let run = |(tni, bell)| {
             if machine.run(self, tni, bell) {
@@ -295,7 +295,7 @@ impl Node {
             }
         };
         run((tni, bell));
-        more.into_iter().for_each(run);
+        others.into_iter().flatten().for_each(run);
     }
 }
 
