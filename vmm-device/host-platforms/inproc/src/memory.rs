@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use tofu_driver::{DmaBuffer, DmaError, FreeList, VolatileBuffer};
 use vm_memory::{
-    Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MemoryRegionAddress, VolatileSlice,
+    Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion, VolatileMemory,
+    VolatileSlice,
 };
 
 /// An allocator over the first region of a node's memory: first fit, address order.
@@ -16,7 +16,8 @@ use vm_memory::{
 pub struct Arena(Arc<Inner>);
 
 struct Inner {
-    memory: GuestMemoryMmap<()>,
+    /// The memory of the region.
+    mapping: Arc<MmapRegion<()>>,
     /// Start of the region.
     base: u64,
     /// Addresses of the region that are free.
@@ -31,10 +32,6 @@ impl fmt::Debug for Arena {
 }
 
 impl Inner {
-    fn region(&self) -> &GuestRegionMmap<()> {
-        self.memory.iter().next().expect("checked when the arena was made")
-    }
-
     fn free(&self) -> MutexGuard<'_, FreeList> {
         tofu_sync::lock(&self.free)
     }
@@ -47,16 +44,16 @@ impl Arena {
         let (base, len) = (region.start_addr().raw_value(), region.len());
         let mut free = FreeList::default();
         free.give(base, len);
-        Some(Self(Arc::new(Inner { memory, base, free: Mutex::new(free) })))
+        Some(Self(Arc::new(Inner { mapping: region.get_mmap(), base, free: Mutex::new(free) })))
     }
 
     /// Address for the device of `len` bytes of this process at `addr`; `None` if they are not all
     /// in the region.
     pub fn device_addr(&self, addr: usize, len: usize) -> Option<u64> {
-        let region = self.0.region();
-        let offset = addr.checked_sub(region.as_ptr() as usize)? as u64;
-        let end = offset.checked_add(len as u64)?;
-        (end <= region.len()).then_some(self.0.base + offset)
+        let mapping = &self.0.mapping;
+        let offset = addr.checked_sub(mapping.as_ptr() as usize)?;
+        let end = offset.checked_add(len)?;
+        (end <= mapping.size()).then_some(self.0.base + offset as u64)
     }
 
     /// Allocates zeroed memory.
@@ -71,7 +68,9 @@ impl Arena {
         let align = align.max(8) as u64;
         let taken = size.max(1) as u64;
         let addr = self.0.free().take(taken, align, 0).ok_or(error)?;
-        let buffer = Buffer { arena: Arc::clone(&self.0), addr, taken, size };
+        let (arena, mapping) = (Arc::clone(&self.0), Arc::clone(&self.0.mapping));
+        let offset = (addr - arena.base) as usize;
+        let buffer = Buffer { arena, mapping, offset, addr, taken, size };
         buffer.fill(0);
         Ok(buffer)
     }
@@ -80,6 +79,9 @@ impl Arena {
 /// Memory from an [`Arena`].
 pub struct Buffer {
     arena: Arc<Inner>,
+    /// The memory of the region, and where the buffer begins in it.
+    mapping: Arc<MmapRegion<()>>,
+    offset: usize,
     /// Address of the first byte.
     addr: u64,
     taken: u64,
@@ -105,8 +107,7 @@ impl VolatileBuffer for Buffer {
 
     #[inline]
     fn memory(&self) -> VolatileSlice<'_> {
-        let at = MemoryRegionAddress(self.addr - self.arena.base);
-        self.arena.region().get_slice(at, self.size).expect("the buffer lies in the region")
+        self.mapping.get_slice(self.offset, self.size).expect("the buffer lies in the region")
     }
 }
 
