@@ -54,8 +54,8 @@ pub type DmaResult<T = ()> = Result<T, DmaError>;
 /// A function that is called with each slice of an address range.
 pub type Visit<'a> = dyn FnMut(VolatileSlice<'_>) + 'a;
 
-/// A range of a device's memory whose place in this process was looked up once: see
-/// [`DmaMemory::mapped`].
+/// A part of a device's memory that is contiguous in this process and stays where it is: see
+/// [`DmaMemory::mappings`].
 #[derive(Clone, Debug)]
 pub struct Mapped {
     mapping: Arc<MmapRegion<()>>,
@@ -64,35 +64,12 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// The range as one slice; `None` if it is not in the same mapping.
-    #[inline]
+    /// A range as one slice; `None` if any of it is not in this mapping.
+    #[inline(always)]
     pub fn slice(&self, addr: u64, len: usize) -> Option<VolatileSlice<'_>> {
-        let offset = usize::try_from(addr.checked_sub(self.start)?).ok()?;
+        // On hosts with fewer address bits an offset that is cut off is not in the mapping either.
+        let offset = usize::try_from(addr.wrapping_sub(self.start)).ok()?;
         self.mapping.get_slice(offset, len).ok()
-    }
-
-    /// [`DmaMemory::load`], if the word is here.
-    #[inline]
-    pub fn load(&self, addr: u64) -> Option<u64> {
-        load_in(&self.slice(addr, 8)?)
-    }
-
-    /// [`DmaMemory::store`], if the word is here.
-    #[inline]
-    pub fn store(&self, addr: u64, value: u64) -> Option<()> {
-        store_in(&self.slice(addr, 8)?, value)
-    }
-
-    /// [`DmaMemory::load_entry`], if the entry is here.
-    #[inline]
-    pub fn load_entry(&self, addr: u64) -> Option<[u64; 4]> {
-        load_entry_in(&self.slice(addr, 32)?)
-    }
-
-    /// [`DmaMemory::store_entry`], if the entry is here.
-    #[inline]
-    pub fn store_entry(&self, addr: u64, entry: [u64; 4]) -> Option<()> {
-        store_entry_in(&self.slice(addr, 32)?, entry)
     }
 }
 
@@ -125,11 +102,10 @@ pub trait DmaMemory: Send + Sync {
         None
     }
 
-    /// The mapping that has the whole range, if its memory is contiguous in this process and stays
-    /// where it is, so that a device may keep it.
-    fn mapped(&self, addr: u64, len: u64) -> Option<Mapped> {
-        let _ = (addr, len);
-        None
+    /// Mappings of this process in which the device may make accesses of every kind for as long as
+    /// it exists, so that it can keep them. The memory may have other parts.
+    fn mappings(&self) -> Vec<Mapped> {
+        Vec::new()
     }
 
     /// Reads `buf.len()` bytes.
@@ -199,13 +175,12 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// As [`DmaMemory::word`].
+    #[inline(always)]
     fn load(&self, addr: u64) -> DmaResult<u64> {
-        if let Some(value) = self.slice(addr, 8).and_then(|slice| load_in(&slice)) {
-            return Ok(value);
+        match self.slice(addr, 8).and_then(|slice| load_in(&slice)) {
+            Some(value) => Ok(value),
+            None => load_any(self, addr),
         }
-        let mut value = 0;
-        self.word(addr, Access::Read, &mut |word| value = word.load(LOAD))?;
-        Ok(u64::from_le(value))
     }
 
     /// Loads four words, the first of them before the others. Everything that was written before
@@ -214,16 +189,13 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
+    #[inline(always)]
     fn load_entry(&self, addr: u64) -> DmaResult<[u64; 4]> {
-        if addr.is_multiple_of(32)
-            && let Some(slice) = self.slice(addr, 32)
-            && let Some(entry) = load_entry_in(&slice)
-        {
-            return Ok(entry);
+        let aligned = addr.is_multiple_of(32);
+        match self.slice(addr, 32).filter(|_| aligned).and_then(|slice| load_entry_in(&slice)) {
+            Some(entry) => Ok(entry),
+            None => load_any_entry(self, addr),
         }
-        let mut entry = [0; 4];
-        self.entry(addr, Access::Read, &mut |words| entry = loaded(words))?;
-        Ok(entry)
     }
 
     /// Stores four words, the first of them after the others, and all after everything that was
@@ -232,14 +204,13 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// If the 32 bytes are not memory or not aligned to 32.
+    #[inline(always)]
     fn store_entry(&self, addr: u64, entry: [u64; 4]) -> DmaResult {
-        if addr.is_multiple_of(32)
-            && let Some(slice) = self.slice(addr, 32)
-            && let Some(()) = store_entry_in(&slice, entry)
-        {
-            return Ok(());
+        let slice = self.slice(addr, 32).filter(|_| addr.is_multiple_of(32));
+        match slice.and_then(|slice| store_entry_in(&slice, entry)) {
+            Some(()) => Ok(()),
+            None => store_any_entry(self, addr, entry),
         }
-        self.entry(addr, Access::Write, &mut |words| stored(words, entry))
     }
 
     /// Calls `f` with the four words of an aligned 32-byte entry.
@@ -264,12 +235,39 @@ pub trait DmaMemory: Send + Sync {
     /// # Errors
     ///
     /// As [`DmaMemory::word`].
+    #[inline(always)]
     fn store(&self, addr: u64, value: u64) -> DmaResult {
-        if let Some(()) = self.slice(addr, 8).and_then(|slice| store_in(&slice, value)) {
-            return Ok(());
+        match self.slice(addr, 8).and_then(|slice| store_in(&slice, value)) {
+            Some(()) => Ok(()),
+            None => store_any(self, addr, value),
         }
-        self.word(addr, Access::Write, &mut |word| word.store(value.to_le(), STORE))
     }
+}
+
+// What the methods of these names do in memory that has no slices.
+
+#[cold]
+fn load_any(memory: &(impl DmaMemory + ?Sized), addr: u64) -> DmaResult<u64> {
+    let mut value = 0;
+    memory.word(addr, Access::Read, &mut |word| value = word.load(LOAD))?;
+    Ok(u64::from_le(value))
+}
+
+#[cold]
+fn store_any(memory: &(impl DmaMemory + ?Sized), addr: u64, value: u64) -> DmaResult {
+    memory.word(addr, Access::Write, &mut |word| word.store(value.to_le(), STORE))
+}
+
+#[cold]
+fn load_any_entry(memory: &(impl DmaMemory + ?Sized), addr: u64) -> DmaResult<[u64; 4]> {
+    let mut entry = [0; 4];
+    memory.entry(addr, Access::Read, &mut |words| entry = loaded(words))?;
+    Ok(entry)
+}
+
+#[cold]
+fn store_any_entry(memory: &(impl DmaMemory + ?Sized), addr: u64, entry: [u64; 4]) -> DmaResult {
+    memory.entry(addr, Access::Write, &mut |words| stored(words, entry))
 }
 
 /// Calls `f` with the four words of a slice that is an aligned entry.
@@ -365,11 +363,12 @@ impl DmaMemory for GuestMemoryMmap<()> {
         None
     }
 
-    fn mapped(&self, addr: u64, len: u64) -> Option<Mapped> {
-        let region = self.find_region(GuestAddress(addr))?;
-        let start = region.start_addr().0;
-        let all = len <= region.len() - (addr - start);
-        all.then(|| Mapped { mapping: region.get_mmap(), start })
+    fn mappings(&self) -> Vec<Mapped> {
+        let mapped = |region: &GuestRegionMmap<()>| Mapped {
+            mapping: region.get_mmap(),
+            start: region.start_addr().0,
+        };
+        self.iter().map(mapped).collect()
     }
 
     #[inline]

@@ -26,7 +26,7 @@ use crate::barrier::unit::{BarrierUnit, channels};
 use crate::device::Icc;
 use crate::host::Net;
 use crate::irq::IrqUnit;
-use crate::memory::DmaError;
+use crate::memory::{DmaError, DmaMemory};
 use crate::notice::Peer;
 use crate::observe::violations::RegisterName;
 use crate::tlp::{Body, Signal, wire_bytes};

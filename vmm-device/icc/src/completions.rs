@@ -13,7 +13,7 @@ use tofu_rules::{Lane, Point, Rule, Rules};
 
 use crate::coalesce::{Held, HeldInterrupt};
 use crate::command::{CommandKind, Message};
-use crate::memory::{Reach, Table};
+use crate::memory::{DmaMemory, Reach};
 use crate::notice::{NoticeEvent, Peer};
 use crate::observe::format::{Code, Ring};
 use crate::observe::rules::of_remote;
@@ -197,8 +197,8 @@ impl Failures {
 }
 
 /// Writes an entry of the transmit complete queue.
-fn write_tcq(tcq: &Table, (slot, entry): (u32, TcqEntry), w: &mut Writer<'_>) {
-    match w.memory.store(tcq, u64::from(slot) * TCQ_ENTRY_SIZE as u64, entry.0) {
+fn write_tcq(tcq: u64, (slot, entry): (u32, TcqEntry), w: &mut Writer<'_>) {
+    match w.memory.store(tcq.wrapping_add(u64::from(slot) * TCQ_ENTRY_SIZE as u64), entry.0) {
         Ok(()) => w.page.add(CqReg::TcqNumNotice, 1),
         Err(_) => w.requests |= CqsIrqs::TCQ_WRITE_EXCEPTION,
     }
@@ -207,8 +207,8 @@ fn write_tcq(tcq: &Table, (slot, entry): (u32, TcqEntry), w: &mut Writer<'_>) {
 /// Completion state of an enabled queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Completions {
-    tcq_ipa: Table,
-    mrq_ipa: Table,
+    tcq_ipa: u64,
+    mrq_ipa: u64,
     mrq: RingIndex,
     policy: Policy,
     window: Vec<Option<Outstanding>>,
@@ -229,8 +229,8 @@ pub(crate) struct Completions {
 }
 
 inspect!(Completions {
-    tcq_ipa,
-    mrq_ipa,
+    tcq_ipa as hex,
+    mrq_ipa as hex,
     mrq as Ring,
     policy as skip,
     window as sparse,
@@ -249,7 +249,7 @@ impl Completions {
     /// The queue's first command gets the sequence number `first_sequence`. It must be higher
     /// than any of the queue's former lives, so that late answers to those find nothing.
     pub(crate) fn new(
-        [tcq_ipa, mrq_ipa]: [Table; 2],
+        [tcq_ipa, mrq_ipa]: [u64; 2],
         mrq_entries: u32,
         policy: Policy,
         first_sequence: u64,
@@ -485,7 +485,7 @@ impl Completions {
         }
         let hold_ns = if interrupt { 0 } else { self.policy.tcq_hold_ns };
         if hold_ns == 0 && self.held_tcq.len() == 0 && w.dma.load(SeqCst) {
-            write_tcq(&self.tcq_ipa, (slot.index, entry), w);
+            write_tcq(self.tcq_ipa, (slot.index, entry), w);
         } else {
             self.hold_tcq((slot.index, entry), hold_ns, w);
         }
@@ -515,7 +515,7 @@ impl Completions {
             return;
         }
         for held in held.drain(..) {
-            write_tcq(&self.tcq_ipa, held, w);
+            write_tcq(self.tcq_ipa, held, w);
         }
     }
 
@@ -591,11 +591,11 @@ impl Completions {
             return true;
         }
         self.full_since_ns = u64::MAX;
-        let at = u64::from(self.mrq.slot()) * MRQ_ENTRY_SIZE as u64;
+        let offset = u64::from(self.mrq.slot()) * MRQ_ENTRY_SIZE as u64;
         let word0 = MrqWord0(entry.0[0]).with_flip(self.mrq.flip());
         // Its first word has the flip bit: an entry is never valid before it is whole.
         let entry = [word0.0, entry.0[1], entry.0[2], entry.0[3]];
-        let written = w.memory.store_entry(&self.mrq_ipa, at, entry);
+        let written = w.memory.store_entry(self.mrq_ipa.wrapping_add(offset), entry);
         if written.is_err() {
             w.requests |= CqsIrqs::MRQ_WRITE_EXCEPTION;
             return true;

@@ -6,10 +6,10 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use tofu_abi::desc::{Command, DESC_SIZE, Descriptor, source_type};
+use tofu_abi::desc::{Command, Descriptor, source_type};
 use tofu_abi::generation::Description;
 use tofu_abi::irq::{CqsIrqs, vector};
-use tofu_abi::queue::{MRQ_ENTRY_SIZE, RingIndex, TCQ_ENTRY_SIZE, queue_entries};
+use tofu_abi::queue::{RingIndex, queue_entries};
 use tofu_abi::regs::{CACHE_INJECTION, CqReg, CqsMode, CqsReg, CqsStatus};
 use tofu_abi::{CqId, TniId};
 use tofu_inspect::inspect;
@@ -414,15 +414,10 @@ impl Cq {
         self.session_overflow.store(false, SeqCst);
         let ring = RingIndex::new(toq_entries);
         self.show_next(&ring);
-        let table = |at, entries: u32, size| {
-            self.tables.memory().table(at, u64::from(entries) * size as u64)
-        };
-        *transmit = Some(Transmit::new(table(toq, toq_entries, DESC_SIZE), ring));
+        *transmit = Some(Transmit::new(toq, ring));
         let first_sequence = self.first_sequence.load(SeqCst);
         let policy = self.policy();
-        let queues =
-            [table(tcq, toq_entries, TCQ_ENTRY_SIZE), table(mrq, mrq_entries, MRQ_ENTRY_SIZE)];
-        *completions = Some(Completions::new(queues, mrq_entries, policy, first_sequence));
+        *completions = Some(Completions::new([tcq, mrq], mrq_entries, policy, first_sequence));
         self.enabled.store(true, SeqCst);
         Ok(())
     }

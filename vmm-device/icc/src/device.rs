@@ -353,7 +353,7 @@ impl Icc {
         let mut locked = queue.lock_completions();
         let completions = locked.as_mut()?;
         let mut writer = Writer {
-            memory: self.reach(),
+            memory: self.memory(),
             page: &queue.page,
             now_ns,
             dma: &self.bus_master,
@@ -380,7 +380,7 @@ impl Icc {
     /// # Errors
     ///
     /// If the word by which it asks is not memory.
-    #[inline]
+    #[inline(always)]
     fn take_arm(&self, queue: &Cq, writer: &mut Writer<'_>) -> DmaResult<CqsIrqs> {
         let (arm, acknowledges) = (queue.arm(), writer.requests & CqsIrqs::ACKNOWLEDGES);
         if acknowledges.is_empty() || !arm.is_used() {
@@ -390,7 +390,7 @@ impl Icc {
         if !self.dma_enabled() {
             return Ok(CqsIrqs::NONE);
         }
-        let wanted = arm.take(writer.memory.get())?;
+        let wanted = arm.take(writer.memory)?;
         writer.lane.kept(Point::Asked);
         Ok(if wanted { acknowledges } else { CqsIrqs::NONE })
     }
@@ -542,11 +542,7 @@ impl Icc {
         fault.rcode
     }
 
-    pub(crate) fn memory(&self) -> &dyn DmaMemory {
-        self.memory.get()
-    }
-
-    pub(crate) fn reach(&self) -> &Reach {
+    pub(crate) fn memory(&self) -> &Reach {
         &self.memory
     }
 
@@ -606,8 +602,9 @@ impl Icc {
     }
 
     /// Modelled time from the doorbell to the first TLP of a command.
-    pub(crate) fn issue_ps(&self, header: Header1, body: &Body) -> u64 {
-        self.config.timing.issue(header, body)
+    /// `cq` is its control queue, unless a kernel sends it, which may run on any core.
+    pub(crate) fn issue_ps(&self, header: Header1, cq: Option<CqId>, reads: bool) -> u64 {
+        self.config.timing.issue(header, cq, reads)
     }
 
     /// The costs of the node's commands.

@@ -66,6 +66,11 @@ pub trait Net {
     /// gates are sent without this check.
     fn has_room(&self, node: Coords, tni: TniId) -> bool;
 
+    /// Returns true if [`Net::has_room`] can return false at present.
+    fn can_be_full(&self) -> bool {
+        true
+    }
+
     /// Returns true if [`Icc::frame_passed`](crate::Icc::frame_passed) is called for raw and system
     /// packets that arrive. If not, their commands end when the network has taken them.
     fn tells_of_frames(&self) -> bool {

@@ -15,7 +15,7 @@ use crate::device::Icc;
 use crate::ecc::EccPlace;
 use crate::fault::Fault;
 use crate::host::Net;
-use crate::memory::Access;
+use crate::memory::{Access, DmaMemory};
 use crate::notice::Peer;
 use crate::observe::explain;
 use crate::observe::rules;
@@ -83,6 +83,7 @@ impl Icc {
     }
 
     fn turn(&self, queue: &Cq, transmit: &mut Transmit, net: &mut dyn Net) -> bool {
+        transmit.narrow = net.can_be_full();
         let mut left = TURN_STEPS;
         while left > 0 {
             left -= 1;
@@ -160,7 +161,7 @@ impl Icc {
     /// Returns true if the network takes a request of the queue. If not, the queue is rung when it
     /// does.
     fn may_send(&self, queue: &Cq, transmit: &mut Transmit, net: &dyn Net) -> bool {
-        let has_room = || net.has_room(self.coords(), queue.tni);
+        let has_room = || !transmit.narrow || net.has_room(self.coords(), queue.tni);
         if has_room() {
             if transmit.waited {
                 transmit.waited = false;
@@ -181,7 +182,7 @@ impl Icc {
             self.mark_direct(queue, transmit)?;
             return Some(second);
         }
-        let Ok(words) = self.reach().load_entry(&transmit.toq, transmit.entry()) else {
+        let Ok(words) = self.memory().load_entry(transmit.entry()) else {
             self.fail(queue, CqsIrqs::TOQ_READ_EXCEPTION);
             return None;
         };
@@ -214,7 +215,7 @@ impl Icc {
     /// it is not taken for a valid entry on the next lap.
     fn mark_direct(&self, queue: &Cq, transmit: &Transmit) -> Option<()> {
         let mark = Header1(0).with_flip(transmit.ring.flip()).with_source_type(source_type::DIRECT);
-        match self.reach().store(&transmit.toq, transmit.entry(), mark.0) {
+        match self.memory().store(transmit.entry(), mark.0) {
             Ok(()) => Some(()),
             Err(_) => {
                 self.fail(queue, CqsIrqs::TOQ_READ_EXCEPTION);
@@ -347,8 +348,9 @@ impl Icc {
         data[length as usize..].fill(0);
         queue.page.add(CqReg::TxPayloadByte, length.into());
         let payload = Payload::Inline { data, len: length as u8 };
+        let model_ps = self.issue_ps(active.message.header1, Some(queue.id), false);
         let body = Body::Put { request: active.request(queue.gpid(), length), payload };
-        self.send(queue, &mut active, (length, length), body, net)
+        self.send(queue, &mut active, (length, length), model_ps, body, net)
     }
 
     #[inline(never)]
@@ -374,7 +376,8 @@ impl Icc {
         let body = Body::Armw { request, op, operand, compare };
         // An operand and, for a compare-and-swap, the value to compare with.
         let data = if op == ArmwOp::CompareAndSwap { 2 * length } else { length };
-        self.send(queue, &mut active, (length, data), body, net)
+        let model_ps = self.issue_ps(active.message.header1, Some(queue.id), false);
+        self.send(queue, &mut active, (length, data), model_ps, body, net)
     }
 
     /// Sends a raw or system packet. Its command ends when the network has taken it.
@@ -411,7 +414,7 @@ impl Icc {
             gap: 0,
             sender: queue.id.get(),
             before: 0,
-            model_ps: self.issue_ps(command.message.header1, &body),
+            model_ps: self.issue_ps(command.message.header1, None, bytes > 0),
             body,
         });
         Ok(Step::SentFrame(tag))
@@ -453,14 +456,15 @@ impl Icc {
         } else {
             BURST_BYTES
         };
-        // Whole TLPs, except at the end.
-        let limit = limit / message.mtu * message.mtu;
-        let n = (message.length - active.sent).min(limit);
-        let request = active.request(queue.gpid(), n);
-        let (body, data) = if message.kind == CommandKind::Put {
+        // Whole TLPs, except at the end. Most are the only one, and a division takes long.
+        let rest = message.length - active.sent;
+        let n = if rest <= message.mtu { rest } else { rest.min(limit - limit % message.mtu) };
+        let (header1, gpid) = (message.header1, queue.gpid());
+        if message.kind == CommandKind::Put {
             let pin = queue.tables.enter().keep();
             let (tables, in_force) = (&queue.tables, pin.in_force());
-            let from = tables.translate(self.memory(), in_force, request.local, n, Access::Read);
+            let at = message.local.advanced(active.sent.into());
+            let from = tables.translate(self.memory(), in_force, at, n, Access::Read);
             if let Some(fault) = from.fault {
                 transmit.active = None;
                 let rcode = self.raise(queue, fault);
@@ -470,17 +474,16 @@ impl Icc {
             self.rules.lane(queue.tni.index()).kept(Point::Translated);
             queue.page.add(CqReg::TxPayloadByte, n.into());
             let payload = Payload::Guest { segments: from.segments, pin };
-            (Body::Put { request, payload }, n)
+            let model_ps = self.issue_ps(header1, Some(queue.id), n > 0);
+            let body = Body::Put { request: active.request(gpid, n), payload };
+            self.send(queue, active, (n, n), model_ps, body, net);
         } else {
-            (Body::Get { request }, 0)
-        };
-        let step = self.send(queue, active, (n, data), body, net);
-        if active.sent < active.message.length {
-            transmit.active = Some(*active);
-        } else {
-            transmit.active = None;
+            let model_ps = self.issue_ps(header1, Some(queue.id), false);
+            let body = Body::Get { request: active.request(gpid, n) };
+            self.send(queue, active, (n, 0), model_ps, body, net);
         }
-        step
+        transmit.active = (active.sent < active.message.length).then_some(*active);
+        Step::Sent(n)
     }
 
     /// Counts what was not sent of a message as answered, and ends it if nothing else is awaited.
@@ -498,6 +501,7 @@ impl Icc {
         queue: &Cq,
         active: &mut Active,
         (n, data): (u32, u32),
+        model_ps: u64,
         body: Body,
         net: &mut dyn Net,
     ) -> Step {
@@ -522,7 +526,7 @@ impl Icc {
             gap: header2.gap(),
             sender: queue.id.get(),
             before,
-            model_ps: self.issue_ps(header1, &body),
+            model_ps,
             body,
         });
         Step::Sent(n)

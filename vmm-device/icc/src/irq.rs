@@ -154,7 +154,8 @@ impl Arm {
     /// # Errors
     ///
     /// If the word is not memory.
-    pub(crate) fn take(self, memory: &dyn DmaMemory) -> DmaResult<bool> {
+    #[inline(always)]
+    pub(crate) fn take(self, memory: &(impl DmaMemory + ?Sized)) -> DmaResult<bool> {
         if let Some(slice) = memory.slice(self.0, 8)
             && let Ok(word) = slice.get_atomic_ref(0)
         {

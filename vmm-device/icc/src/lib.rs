@@ -135,7 +135,7 @@ pub use crate::device::{Config, Icc};
 pub use crate::ecc::{EccErrors, EccPlace};
 pub use crate::host::{Host, Net};
 pub use crate::map::{RegisterNow, Unit};
-pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Segment, Segments, Visit};
+pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Mapped, Segment, Segments, Visit};
 pub use crate::observe::statistics::{FailedCommands, Faults, ModelTime};
 pub use crate::observe::trace_events::{Event, Subject, Which};
 pub use crate::observe::violations::LOG_TARGET;

@@ -4,100 +4,43 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
-use tofu_inspect::{Hex, Inspect, Visit as Visitor};
+use vm_memory::VolatileSlice;
 
-use tofu_dma::Mapped;
-pub use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Visit};
+pub use tofu_dma::{Access, DmaError, DmaMemory, DmaResult, Mapped, Visit};
 
 /// The memory of a device, without faults, or with injected ones to test drivers.
 pub(crate) struct Reach {
     memory: Arc<dyn DmaMemory>,
+    /// Where it is in this process, as far as it stays there: the first part, which has all that
+    /// most nodes have, and others.
+    first: Option<Mapped>,
+    others: Vec<Mapped>,
     refusing: OnceLock<Arc<dyn DmaMemory>>,
     refuses: AtomicBool,
 }
 
 impl Reach {
     pub(crate) fn new(memory: Arc<dyn DmaMemory>) -> Self {
-        Self { memory, refusing: OnceLock::new(), refuses: AtomicBool::new(false) }
+        let mut mappings = memory.mappings().into_iter();
+        Self {
+            memory,
+            first: mappings.next(),
+            others: mappings.collect(),
+            refusing: OnceLock::new(),
+            refuses: AtomicBool::new(false),
+        }
     }
 
-    #[inline]
-    pub(crate) fn get(&self) -> &dyn DmaMemory {
+    fn get(&self) -> &dyn DmaMemory {
         if self.refuses.load(Relaxed) {
             return &**self.refusing.get().unwrap_or(&self.memory);
         }
         &*self.memory
     }
 
-    /// A ring or table of that many bytes, to be looked up once.
-    pub(crate) fn table(&self, at: u64, len: u64) -> Table {
-        Table { at, mapped: self.memory.mapped(at, len) }
-    }
-
-    /// The mapping of a table, if it has one and accesses are as they are.
-    #[inline]
-    fn mapping<'a>(&self, table: &'a Table) -> Option<&'a Mapped> {
-        if self.refuses.load(Relaxed) { None } else { table.mapped.as_ref() }
-    }
-
-    /// [`DmaMemory::load`] of a word of a table, at an offset.
-    #[inline(always)]
-    pub(crate) fn load(&self, table: &Table, offset: u64) -> DmaResult<u64> {
-        let at = table.at.wrapping_add(offset);
-        match self.mapping(table).and_then(|mapped| mapped.load(at)) {
-            Some(done) => Ok(done),
-            None => self.load_any(at),
-        }
-    }
-
     #[cold]
-    fn load_any(&self, at: u64) -> DmaResult<u64> {
-        self.get().load(at)
-    }
-
-    /// [`DmaMemory::store`] of a word of a table, at an offset.
-    #[inline(always)]
-    pub(crate) fn store(&self, table: &Table, offset: u64, value: u64) -> DmaResult {
-        let at = table.at.wrapping_add(offset);
-        match self.mapping(table).and_then(|mapped| mapped.store(at, value)) {
-            Some(done) => Ok(done),
-            None => self.store_any(at, value),
-        }
-    }
-
-    #[cold]
-    fn store_any(&self, at: u64, value: u64) -> DmaResult {
-        self.get().store(at, value)
-    }
-
-    /// [`DmaMemory::load_entry`] of an aligned entry of a ring, at an offset.
-    #[inline(always)]
-    pub(crate) fn load_entry(&self, ring: &Table, offset: u64) -> DmaResult<[u64; 4]> {
-        let at = ring.at.wrapping_add(offset);
-        match self.mapping(ring).and_then(|mapped| mapped.load_entry(at)) {
-            Some(done) => Ok(done),
-            None => self.load_entry_any(at),
-        }
-    }
-
-    #[cold]
-    fn load_entry_any(&self, at: u64) -> DmaResult<[u64; 4]> {
-        self.get().load_entry(at)
-    }
-
-    /// [`DmaMemory::store_entry`] of an aligned entry of a ring, at an offset.
-    #[inline(always)]
-    pub(crate) fn store_entry(&self, ring: &Table, offset: u64, entry: [u64; 4]) -> DmaResult {
-        let at = ring.at.wrapping_add(offset);
-        match self.mapping(ring).and_then(|mapped| mapped.store_entry(at, entry)) {
-            Some(done) => Ok(done),
-            None => self.store_entry_any(at, entry),
-        }
-    }
-
-    #[cold]
-    fn store_entry_any(&self, at: u64, entry: [u64; 4]) -> DmaResult {
-        self.get().store_entry(at, entry)
+    fn slice_of_others(&self, addr: u64, len: usize) -> Option<VolatileSlice<'_>> {
+        self.others.iter().find_map(|mapped| mapped.slice(addr, len))
     }
 
     /// The memory as it is.
@@ -116,17 +59,33 @@ impl Reach {
     }
 }
 
-/// A ring or a table in memory.
-#[derive(Clone, Debug)]
-pub(crate) struct Table {
-    at: u64,
-    /// Where it is in this process, if all of it is in one piece and stays there.
-    mapped: Option<Mapped>,
-}
+impl DmaMemory for Reach {
+    #[inline]
+    fn contains(&self, addr: u64, len: usize, access: Access) -> bool {
+        self.slice(addr, len).is_some() || self.get().contains(addr, len, access)
+    }
 
-impl Inspect for Table {
-    fn inspect(&self, visit: Visitor<'_>) {
-        Hex(self.at).inspect(visit);
+    #[inline]
+    fn access(&self, addr: u64, len: usize, access: Access, f: &mut Visit<'_>) -> DmaResult {
+        match self.slice(addr, len) {
+            Some(slice) => {
+                f(slice);
+                Ok(())
+            }
+            None => self.get().access(addr, len, access, f),
+        }
+    }
+
+    fn mapped_bytes(&self) -> Option<u64> {
+        self.memory.mapped_bytes()
+    }
+
+    #[inline(always)]
+    fn slice(&self, addr: u64, len: usize) -> Option<VolatileSlice<'_>> {
+        if self.refuses.load(Relaxed) {
+            return None;
+        }
+        self.first.as_ref()?.slice(addr, len).or_else(|| self.slice_of_others(addr, len))
     }
 }
 
@@ -242,4 +201,49 @@ pub(crate) fn skip_segments(segments: &[Segment], bytes: u32) -> Segments {
         }
     }
     rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+    fn memory(starts: &[u64]) -> Arc<dyn DmaMemory> {
+        let ranges: Vec<_> = starts.iter().map(|at| (GuestAddress(*at), 0x1000)).collect();
+        Arc::new(GuestMemoryMmap::<()>::from_ranges(&ranges).unwrap())
+    }
+
+    #[test]
+    fn each_mapping_is_reached() {
+        let reach = Reach::new(memory(&[0x1000, 0x2000, 0x8000]));
+        for (value, addr) in [0x1000, 0x1ff8, 0x2000, 0x8ff8].into_iter().enumerate() {
+            assert!(reach.slice(addr, 8).is_some(), "{addr:#x}");
+            reach.store(addr, value as u64).unwrap();
+            assert_eq!(reach.load(addr), Ok(value as u64), "{addr:#x}");
+        }
+        // Two mappings that are neighbours.
+        assert!(reach.slice(0x1ff8, 16).is_none());
+        assert!(reach.contains(0x1ff8, 16, Access::Update));
+        let mut words = [0; 16];
+        reach.read(0x1ff8, &mut words).unwrap();
+        assert_eq!((words[0], words[8]), (1, 2));
+        for (addr, len) in [(0xff8, 8), (0x2ff8, 16), (0x8ffc, 8), (u64::MAX - 7, 8)] {
+            assert!(!reach.contains(addr, len, Access::Read), "{addr:#x}");
+            assert!(reach.read(addr, &mut words[..len]).is_err(), "{addr:#x}");
+        }
+    }
+
+    #[test]
+    fn refused_accesses_do_not_reach_it() {
+        let reach = Reach::new(memory(&[0x1000, 0x8000]));
+        reach.set_refusing(memory(&[0x4000]));
+        for refuses in [true, false] {
+            reach.refuse(refuses);
+            for addr in [0x1000, 0x8000] {
+                assert_eq!(reach.load(addr).is_err(), refuses, "{addr:#x}");
+                assert_eq!(reach.store_entry(addr, [1; 4]).is_err(), refuses, "{addr:#x}");
+                assert_eq!(reach.slice(addr, 8).is_none(), refuses, "{addr:#x}");
+            }
+        }
+    }
 }

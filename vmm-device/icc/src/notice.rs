@@ -77,11 +77,11 @@ impl Message {
     }
 
     /// The initiator's notice that the whole message has ended.
+    #[inline]
     pub(crate) fn last_notice(&self, rcode: Rcode) -> MrqEntry {
-        let tlp = match self.length % self.mtu {
-            0 => self.length.min(self.mtu),
-            rest => rest,
-        };
+        // Most are of one TLP, and a division takes long.
+        let whole = if self.length <= self.mtu { 0 } else { (self.length - 1) / self.mtu };
+        let tlp = self.length - whole * self.mtu;
         if rcode.is_success() {
             self.notice(NoticeEvent::Last, rcode, self.length, tlp)
         } else {
@@ -103,23 +103,15 @@ impl Message {
         let last_failed = id == self.kind.id(NoticeEvent::LastFailed);
         let error_at = if last_failed { self.length - tlp } else { advance };
         let advance = if self.kind == CommandKind::Armw { 0 } else { advance };
-        let notice = Notice {
-            id,
-            rcode,
-            peer: self.peer(),
-            path: self.header1.path(),
-            edata: self.header2.edata(),
-            // `advance` is the end of the notice's TLP after a success, and its start after an
-            // error.
-            initial: if rcode.is_success() { advance <= tlp } else { error_at == 0 },
-            length: tlp,
-            local: self.local.advanced(advance.into()),
-            remote: self.remote.advanced(advance.into()),
+        let word0 = MrqWord0::about_target(self.header1).with_id(id as u8).with_rcode(rcode);
+        // `advance` is the end of the notice's TLP after a success, and its start after an error.
+        let initial = if rcode.is_success() { advance <= tlp } else { error_at == 0 };
+        let word1 = MrqWord1(0).with_initial(initial).with_edata(self.header2.edata());
+        let word1 = match self.kind {
+            CommandKind::Armw => word1.with_op(self.header1.op()),
+            _ => word1.with_length(tlp as u16),
         };
-        let mut entry = notice.entry();
-        if self.kind == CommandKind::Armw {
-            entry.0[1] = MrqWord1(entry.0[1]).with_length(0).with_op(self.header1.op()).0;
-        }
-        entry
+        let [local, remote] = [self.local, self.remote].map(|at| at.advanced(advance.into()));
+        MrqEntry([word0.0, word1.0, local.0, remote.0])
     }
 }

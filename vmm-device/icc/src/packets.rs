@@ -18,6 +18,7 @@ use tofu_sync::lock;
 use crate::command::{PacketCommand, PacketRoute};
 use crate::device::Icc;
 use crate::fault::Fault;
+use crate::memory::DmaMemory;
 use crate::notice::Peer;
 use crate::observe::rules;
 use crate::observe::trace_events::{Subject, Which};

@@ -21,9 +21,7 @@ impl Icc {
         let there = |tni: &TniId| self.description().has_tni(*tni);
         let Some(tni) = TniId::new(packet.dst_tni).filter(there) else {
             // Only a raw frame, or a hostile peer, may name an interface that no node has.
-            if let Some(answer) = self.refuse(packet) {
-                net.inject(answer);
-            }
+            self.refuse(packet, net.now_ns(), net);
             return;
         };
         let unit = self.tni(tni);

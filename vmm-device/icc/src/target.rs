@@ -13,7 +13,7 @@ use crate::device::Icc;
 use crate::ecc::EccPlace;
 use crate::fault::Fault;
 use crate::host::Net;
-use crate::memory::{Access, Segments, read_segments};
+use crate::memory::{Access, DmaMemory, Segments, read_segments};
 use crate::notice::{Notice, Peer};
 use crate::observe::explain;
 use crate::tlp::{Answer, Body, Payload, Request, burst_size, full_tlp, wire_bytes};
@@ -89,83 +89,83 @@ impl Icc {
         let model_ps = model_ps.saturating_add(self.deliver_ps(tni, body));
         let incoming = |request| Incoming { tni, from, path, request, model_ps, now_ns };
         let since = self.came(body);
-        let (body, size) = match body {
+        match body {
             Body::Put { request, payload } => {
                 let incoming = incoming(request);
                 let answer = self.serve_put(&incoming, payload);
-                self.tell_served(since, &incoming, &answer);
-                self.log_exception(&incoming, Command::Put, answer.rcode);
-                (Body::PutAck { answer }, Size::of_put_ack(tlps))
+                self.served(since, &incoming, Command::Put, &answer);
+                self.reply(&incoming, Size::of_put_ack(tlps), Body::PutAck { answer }, net);
             }
             Body::Get { request } => {
-                let incoming = incoming(request);
+                let mut incoming = incoming(request);
                 let (answer, payload) = self.serve_get(&incoming);
-                self.tell_served(since, &incoming, &answer);
-                self.log_exception(&incoming, Command::Get, answer.rcode);
+                self.served(since, &incoming, Command::Get, &answer);
                 let mtu = request.legal_mtu();
                 let size = Size::of_data(answer.done, mtu, request.header2.padding());
-                (Body::GetData { answer, payload, mtu }, size)
+                let read_ps = self.timing().answer_with_data();
+                incoming.model_ps = incoming.model_ps.saturating_add(read_ps);
+                self.reply(&incoming, size, Body::GetData { answer, payload, mtu }, net);
             }
             &Body::Armw { ref request, op, operand, compare } => {
                 let incoming = incoming(request);
                 let (answer, old) = self.serve_armw(&incoming, op, operand, compare);
-                self.tell_served(since, &incoming, &answer);
-                self.log_exception(&incoming, Command::AtomicReadModifyWrite, answer.rcode);
+                self.served(since, &incoming, Command::AtomicReadModifyWrite, &answer);
                 let size = Size::of_data(answer.done, request.legal_mtu(), false);
-                (Body::ArmwAck { answer, old }, size)
+                self.reply(&incoming, size, Body::ArmwAck { answer, old }, net);
             }
-            _ => return,
-        };
-        let model_ps = model_ps.saturating_add(self.timing().answer(&body));
-        let answer = self.reply(tni, from, path, model_ps, size, body);
-        self.tni(tni).count_sent(answer.tlps, answer.bytes);
-        net.inject(answer);
+            _ => {}
+        }
     }
 
-    /// The answer to a request for an interface that this node does not have; `None` if the packet
-    /// is not a request. Only a hostile peer sends one for an interface that no node has, and gets
-    /// no answer.
-    pub(crate) fn refuse(&self, packet: &Packet<Body>) -> Option<Packet<Body>> {
+    /// Reports a request that was carried out or refused.
+    #[inline]
+    fn served(&self, since: u64, incoming: &Incoming<'_>, command: Command, answer: &Answer) {
+        self.tell_served(since, incoming, answer);
+        self.log_exception(incoming, command, answer.rcode);
+    }
+
+    /// Answers a request for an interface that this node does not have, if the packet is one. Only
+    /// a hostile peer sends one for an interface that no node has, and gets no answer.
+    #[cold]
+    pub(crate) fn refuse(&self, packet: &Packet<Body>, now_ns: u64, net: &mut dyn Net) {
         let Packet { src, src_tni, dst_tni, path, model_ps, tlps, .. } = *packet;
-        let tni = TniId::new(dst_tni)?;
-        let refused = |request: &Request| {
-            let Request { tag, position, length, .. } = *request;
-            let rcode = Rcode::ILLEGAL_TLP;
-            Answer { tag, position, length, done: 0, rcode, request_ps: model_ps }
+        let Some(tni) = TniId::new(dst_tni) else { return };
+        let from = Peer { node: src, tni: src_tni };
+        let refused = |request| {
+            let incoming = Incoming { tni, from, path, request, model_ps, now_ns };
+            (incoming, incoming.answer(0, Rcode::ILLEGAL_TLP))
         };
-        let (body, size) = match &packet.body {
+        match &packet.body {
             Body::Put { request, .. } => {
-                (Body::PutAck { answer: refused(request) }, Size::of_put_ack(tlps))
+                let (incoming, answer) = refused(request);
+                self.reply(&incoming, Size::of_put_ack(tlps), Body::PutAck { answer }, net);
             }
             Body::Get { request } => {
+                let (incoming, answer) = refused(request);
                 let mtu = request.legal_mtu();
                 let size = Size::of_data(0, mtu, request.header2.padding());
-                (Body::GetData { answer: refused(request), payload: Payload::NONE, mtu }, size)
+                let payload = Payload::NONE;
+                self.reply(&incoming, size, Body::GetData { answer, payload, mtu }, net);
             }
             Body::Armw { request, .. } => {
+                let (incoming, answer) = refused(request);
                 let size = Size::of_data(0, request.legal_mtu(), false);
-                (Body::ArmwAck { answer: refused(request), old: 0 }, size)
+                self.reply(&incoming, size, Body::ArmwAck { answer, old: 0 }, net);
             }
-            _ => return None,
-        };
-        Some(self.reply(tni, Peer { node: src, tni: src_tni }, path, model_ps, size, body))
+            _ => {}
+        }
     }
 
-    /// A response to a peer.
-    fn reply(
-        &self,
-        tni: TniId,
-        to: Peer,
-        path: Path,
-        model_ps: u64,
-        size: Size,
-        body: Body,
-    ) -> Packet<Body> {
-        Packet {
+    /// Sends the answer to a request.
+    #[inline(always)]
+    fn reply(&self, to: &Incoming<'_>, size: Size, body: Body, net: &mut dyn Net) {
+        let &Incoming { tni, from, path, model_ps, .. } = to;
+        self.tni(tni).count_sent(size.tlps, size.bytes);
+        net.inject(Packet {
             src: self.coords(),
             src_tni: tni,
-            dst: to.node,
-            dst_tni: to.tni.get(),
+            dst: from.node,
+            dst_tni: from.tni.get(),
             path,
             way: Way::Shortest,
             class: Class::Response,
@@ -178,7 +178,7 @@ impl Icc {
             before: 0,
             model_ps,
             body,
-        }
+        });
     }
 
     /// The queue that a request is for, if it may take it, with its tables in use.

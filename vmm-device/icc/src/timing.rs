@@ -5,8 +5,9 @@
 //! the time of its frame, and [`deliver_ps`](CommandTiming::deliver_ps). The papers have the sum of
 //! the two ends; giving each half of it is *ours*.
 
+use tofu_abi::CqId;
 use tofu_abi::desc::{Header1, source_type};
-use tofu_abi::generation::{Description, Generation, MemoryGroups};
+use tofu_abi::generation::{Description, Generation};
 
 use crate::tlp::{Body, Payload};
 
@@ -22,8 +23,9 @@ pub struct CommandTiming {
     pub memory_ps: u64,
     /// True if targets can put data into their caches.
     pub cache_injection: bool,
-    /// Memory groups (CMGs) of a node.
-    pub groups: MemoryGroups,
+    /// The control queues, as bits, of processes in memory groups (CMGs) that are far from the
+    /// interfaces.
+    pub far_queues: u16,
     /// The additional time at each end if its process is in a memory group far from the
     /// interface, in picoseconds.
     pub far_ps: u64,
@@ -51,7 +53,7 @@ impl CommandTiming {
         deliver_ps: 392_200,
         memory_ps: 240_000,
         cache_injection: K.cache_injection,
-        groups: K.groups,
+        far_queues: K.groups.far_queues(),
         far_ps: 0,
         command_ps: 96_000,
         bus_bytes_per_s: K.bus_bytes_per_s,
@@ -70,7 +72,7 @@ impl CommandTiming {
         deliver_ps: 197_300,
         memory_ps: 160_000,
         cache_injection: FX100.cache_injection,
-        groups: FX100.groups,
+        far_queues: FX100.groups.far_queues(),
         far_ps: 0,
         command_ps: 76_800,
         bus_bytes_per_s: FX100.bus_bytes_per_s,
@@ -84,7 +86,7 @@ impl CommandTiming {
     pub const TOFUD: Self = Self {
         issue_ps: 182_000,
         deliver_ps: 182_000,
-        groups: FUGAKU.groups,
+        far_queues: FUGAKU.groups.far_queues(),
         far_ps: 25_000,
         command_ps: 70_588,
         cache_injection: FUGAKU.cache_injection,
@@ -104,22 +106,16 @@ impl CommandTiming {
 
     /// The additional time at an end whose process has this control queue.
     const fn far(&self, cq: u8) -> u64 {
-        if self.groups.is_far(cq) { self.far_ps } else { 0 }
+        if self.far_queues >> (cq % 16) & 1 != 0 { self.far_ps } else { 0 }
     }
 
     /// The time from the doorbell to the first TLP of a command. If the data is in the command, or
     /// there is none, one access to memory is saved.
-    pub(crate) fn issue(&self, header: Header1, body: &Body) -> u64 {
+    /// `cq` is the control queue of the process that issues it, if it is one's.
+    pub(crate) fn issue(&self, header: Header1, cq: Option<CqId>, reads: bool) -> u64 {
         let fetched = header.source_type() != source_type::DIRECT;
-        let read = body.reads_memory();
-        let ways = u64::from(fetched) + u64::from(read);
-        let far = match body {
-            Body::Put { request, .. } | Body::Get { request } | Body::Armw { request, .. } => {
-                self.far(request.tag.cq.get())
-            }
-            // Packets are sent by a kernel, which may run on any core.
-            _ => 0,
-        };
+        let ways = u64::from(fetched) + u64::from(reads);
+        let far = cq.map_or(0, |cq| self.far(cq.get()));
         self.issue_ps + far + ways * self.memory_ps
     }
 
@@ -143,29 +139,14 @@ impl CommandTiming {
         self.deliver_ps + far + memory
     }
 
-    /// The time from the end of a request to the first TLP of its answer: data of a Get is read.
-    pub(crate) const fn answer(&self, body: &Body) -> u64 {
-        match body {
-            Body::GetData { .. } => self.issue_ps + self.memory_ps,
-            _ => 0,
-        }
+    /// The time from the end of a request to the first TLP of its answer, which is data that is
+    /// read. Other answers take no time.
+    pub(crate) const fn answer_with_data(&self) -> u64 {
+        self.issue_ps + self.memory_ps
     }
 }
 
 impl Body {
-    /// Returns true if data of the packet is read from memory where it is sent.
-    fn reads_memory(&self) -> bool {
-        match self {
-            Self::Put { payload, .. } | Self::GetData { payload, .. } => match payload {
-                Payload::Inline { .. } => false,
-                Payload::Bytes(data) => !data.is_empty(),
-                Payload::Guest { segments, .. } => segments.iter().any(|run| run.len > 0),
-            },
-            Self::Frame { frame, .. } => !frame.is_empty(),
-            _ => false,
-        }
-    }
-
     /// Bytes of data in the packet that are read from memory where it is sent, and written where
     /// it arrives; those that came with a command are only written.
     pub fn payload_bytes(&self) -> (u64, u64) {
@@ -198,46 +179,38 @@ mod tests {
             assert_eq!((put + 500) / 1000 + network, paper);
         }
         let timing = CommandTiming::TOFU;
-        let [brought, read] = [true, false].map(put_of);
+        let cq = Some(CqId::ALL[0]);
         let header = Header1(0).with_source_type(source_type::DIRECT);
-        assert_eq!(timing.issue(header, &brought(0, 0)), 392_200);
+        assert_eq!(timing.issue(header, cq, false), 392_200);
         let fetched = Header1(0).with_source_type(source_type::TOQ);
-        assert_eq!(timing.issue(fetched, &brought(0, 0)), 632_200);
-        assert_eq!(timing.issue(fetched, &read(0, 0)), 872_200);
+        assert_eq!(timing.issue(fetched, cq, false), 632_200);
+        assert_eq!(timing.issue(fetched, cq, true), 872_200);
     }
 
-    /// A Put of 8 bytes that come with the command or are read, from one queue to another.
-    fn put_of(inline: bool) -> impl Fn(usize, usize) -> Body {
-        move |from, to| {
-            let (from, to) = (CqId::ALL[from], CqId::ALL[to]);
-            let request = Request {
-                tag: Tag { cq: from, index: 0, generation: 0 },
-                gpid: 0,
-                header2: Header2(0).with_cache_injection(true),
-                sps: 0,
-                remote: StagOffset::new(to, 0, 0),
-                local: StagOffset::new(from, 0, 0),
-                position: 0,
-                length: 8,
-                total: 8,
-                mtu: 1920,
-            };
-            let payload = match inline {
-                true => Payload::Inline { data: [0; 32], len: 8 },
-                false => Payload::Bytes([0; 8].into()),
-            };
-            Body::Put { request, payload }
-        }
+    /// A Put of 8 bytes that come with the command, from one queue to another.
+    fn put(from: CqId, to: CqId) -> Body {
+        let request = Request {
+            tag: Tag { cq: from, index: 0, generation: 0 },
+            gpid: 0,
+            header2: Header2(0).with_cache_injection(true),
+            sps: 0,
+            remote: StagOffset::new(to, 0, 0),
+            local: StagOffset::new(from, 0, 0),
+            position: 0,
+            length: 8,
+            total: 8,
+            mtu: 1920,
+        };
+        Body::Put { request, payload: Payload::Inline { data: [0; 32], len: 8 } }
     }
 
     #[test]
     fn far_memory_groups_take_longer() {
         let header = Header1(0).with_source_type(source_type::DIRECT);
-        let put = put_of(true);
         for (timing, far) in [(CommandTiming::TOFUD, 25_000), (CommandTiming::TOFU2, 0)] {
-            let ends = |from, to| {
-                let body = put(from, to);
-                timing.issue(header, &body) + timing.deliver(&body)
+            let ends = |from: usize, to: usize| {
+                let (from, to) = (CqId::ALL[from], CqId::ALL[to]);
+                timing.issue(header, Some(from), false) + timing.deliver(&put(from, to))
             };
             let near = timing.issue_ps + timing.deliver_ps;
             assert_eq!(ends(0, 1), near);

@@ -123,10 +123,10 @@ impl Request {
     /// Returns true if the sizes are ones that a device sends. A peer that sends others could make
     /// the target work or allocate without bound.
     pub(crate) fn is_legal(&self) -> bool {
-        let notices = self.length.div_ceil(self.mtu.max(1));
+        let notices = || self.length.div_ceil(self.mtu.max(1));
         self.has_legal_mtu()
             && self.length <= BURST_BYTES
-            && (notices <= BURST_NOTICES || !self.header2.packet_response())
+            && (!self.header2.packet_response() || notices() <= BURST_NOTICES)
             && self.total <= MAX_MESSAGE
             && self.position.checked_add(self.length).is_some_and(|end| end <= self.total)
     }

@@ -16,7 +16,7 @@ use tofu_inspect::{Hex, Inspect, Sparse, Visit, inspect};
 use tofu_sync::{Epochs, lock};
 
 use crate::fault::Fault;
-use crate::memory::{Access, DmaMemory, Reach, Segment, Segments, Table};
+use crate::memory::{Access, DmaMemory, Reach, Segment, Segments};
 
 /// Places in a queue's translation cache.
 const CACHE_PLACES: usize = 32;
@@ -83,8 +83,7 @@ pub(crate) struct Tables {
     /// Bursts in progress whose addresses were translated. Cached mappings of an older generation
     /// are not used any more.
     epochs: Epochs,
-    /// With the page table of each mapping.
-    cache: Mutex<Vec<Option<(Mapping, Table)>>>,
+    cache: Mutex<Vec<Option<Mapping>>>,
 }
 
 impl Inspect for Tables {
@@ -100,7 +99,7 @@ impl Inspect for Tables {
             epochs: _,
             cache,
         } = self;
-        let cached = cached(cache);
+        let cached = lock(cache).clone();
         visit.tree(|tree| {
             let mut table = |name, enable: &AtomicBool, ipa: &AtomicU64, size: &AtomicU64| {
                 tree.add_with(name, |visit| {
@@ -127,8 +126,8 @@ pub struct Pin {
 
 impl Pin {
     /// The memory that the translations lead to.
-    pub fn memory(&self) -> &dyn DmaMemory {
-        self.tables.memory.get()
+    pub fn memory(&self) -> &impl DmaMemory {
+        &*self.tables.memory
     }
 }
 
@@ -199,11 +198,6 @@ impl Tables {
         }
     }
 
-    /// The memory that they translate to.
-    pub(crate) fn memory(&self) -> &Reach {
-        &self.memory
-    }
-
     /// A table register; registers of other kinds read 0.
     pub(crate) fn read(&self, reg: CqsReg) -> u64 {
         match reg {
@@ -245,7 +239,7 @@ impl Tables {
     pub(crate) fn stale(self: &Arc<Self>, memory: &dyn DmaMemory) -> u64 {
         let tables = self.enter();
         let in_force = tables.in_force();
-        let cached = cached(&self.cache);
+        let cached = lock(&self.cache).clone();
         let used = cached.iter().flatten().filter(|m| m.generation == in_force.0);
         let differs = |m: &&Mapping| self.read_mapping(memory, in_force, m.stag).ok() != Some(**m);
         used.filter(differs).count() as u64
@@ -269,7 +263,7 @@ impl Tables {
         let place = stag as usize % CACHE_PLACES;
         {
             let cache = lock(&self.cache);
-            if let Some(Some((m, _))) = cache.get(place)
+            if let Some(Some(m)) = cache.get(place)
                 && m.stag == stag
                 && m.generation == in_force.0
             {
@@ -281,8 +275,7 @@ impl Tables {
         if cache.is_empty() {
             cache.resize(CACHE_PLACES, None);
         }
-        let table = self.memory.table(mapping.table, mapping.pages.saturating_mul(PAGE_ENTRY_SIZE));
-        cache[place] = Some((mapping, table));
+        cache[place] = Some(mapping);
         Ok(mapping)
     }
 
@@ -348,7 +341,7 @@ impl Tables {
             return None;
         }
         let cache = lock(&self.cache);
-        let (m, table) = cache.get(at.stag() as usize % CACHE_PLACES)?.as_ref()?;
+        let m = cache.get(at.stag() as usize % CACHE_PLACES)?.as_ref()?;
         let (offset, len) = (at.offset(), u64::from(len));
         let other = m.stag != at.stag() || m.generation != in_force.0;
         if other || m.readonly && access.writes() || len == 0 || offset + len > m.length {
@@ -360,7 +353,7 @@ impl Tables {
         if index >= m.pages || len > m.mask() + 1 - in_page {
             return None;
         }
-        let entry = PageEntry(self.memory.load(table, index * PAGE_ENTRY_SIZE).ok()?);
+        let entry = PageEntry(self.memory.load(m.table + index * PAGE_ENTRY_SIZE).ok()?);
         entry.enable().then(|| (entry.ipa() >> m.page_bits << m.page_bits) + in_page)
     }
 
@@ -368,10 +361,10 @@ impl Tables {
     ///
     /// Page table entries are read each time; steering and memory block entries are cached
     /// until a flush.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn translate(
         &self,
-        memory: &dyn DmaMemory,
+        memory: &Reach,
         in_force: InForce<'_>,
         at: StagOffset,
         len: u32,
@@ -413,12 +406,6 @@ impl Tables {
         let address = m.mbva + offset;
         pages(memory, &m, address, within, access, beyond)
     }
-}
-
-/// The mappings in a cache.
-fn cached(cache: &Mutex<Vec<Option<(Mapping, Table)>>>) -> Vec<Option<Mapping>> {
-    let mapping = |place: &Option<(Mapping, Table)>| place.as_ref().map(|(mapping, _)| *mapping);
-    lock(cache).iter().map(mapping).collect()
 }
 
 /// [`Tables::translate`] of `len` bytes of a block, which are on any number of pages. `beyond` is

@@ -6,7 +6,6 @@ use tofu_inspect::inspect;
 
 use crate::command::Message;
 use crate::completions::Slot;
-use crate::memory::Table;
 use crate::observe::format::{Maybe, Ring};
 use crate::tlp::{Request, Tag};
 
@@ -49,11 +48,14 @@ inspect!(Active { tag, message as said, sent, wire });
 /// The source of a queue's descriptors, and its work in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Transmit {
-    pub(crate) toq: Table,
+    /// Address of the transmit order queue.
+    pub(crate) toq: u64,
     pub(crate) ring: RingIndex,
     pub(crate) active: Option<Active>,
     /// Second descriptor of a direct command whose first one was just taken.
     pub(crate) second: Option<Descriptor>,
+    /// The network could be full when the turn began.
+    pub(crate) narrow: bool,
     /// It stopped for lack of room in the network, and has sent nothing since.
     pub(crate) waited: bool,
     /// Commands that the queue's table certainly has room for. Only the thread that runs the queue
@@ -61,19 +63,19 @@ pub(crate) struct Transmit {
     pub(crate) room: usize,
 }
 
-inspect!(Transmit { toq, ring as Ring, active, second as Maybe, waited, room as skip });
+inspect!(Transmit { toq as hex, ring as Ring, active, second as Maybe, narrow as skip, waited, room as skip });
 
 impl Transmit {
-    pub(crate) const fn new(toq: Table, ring: RingIndex) -> Self {
-        Self { toq, ring, active: None, second: None, waited: false, room: 0 }
+    pub(crate) const fn new(toq: u64, ring: RingIndex) -> Self {
+        Self { toq, ring, active: None, second: None, narrow: true, waited: false, room: 0 }
     }
 
     pub(crate) fn slot(&self) -> Slot {
         Slot { index: self.ring.slot(), flip: self.ring.flip() }
     }
 
-    /// Offset of the next descriptor in the transmit order queue.
+    /// Address of the next descriptor.
     pub(crate) fn entry(&self) -> u64 {
-        u64::from(self.ring.slot()) * DESC_SIZE as u64
+        self.toq.wrapping_add(u64::from(self.ring.slot()) * DESC_SIZE as u64)
     }
 }

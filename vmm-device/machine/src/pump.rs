@@ -240,6 +240,10 @@ impl Net for Pump<'_> {
         self.shared.has_room(node, tni)
     }
 
+    fn can_be_full(&self) -> bool {
+        self.tells_of_frames() || self.shared.cables.is_some()
+    }
+
     fn tells_of_frames(&self) -> bool {
         self.shared.wires.is_modelled()
     }
@@ -256,6 +260,20 @@ impl Net for Pump<'_> {
     }
 
     fn progress(&mut self) {
+        if self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.waiting.is_empty()) {
+            self.handle_waiting();
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+}
+
+impl Pump<'_> {
+    /// Handles arrivals until none waits.
+    #[cold]
+    fn handle_waiting(&mut self) {
         while let Arrivals { waiting, next, .. } = self.arrivals()
             && !waiting.is_empty()
         {
@@ -274,12 +292,6 @@ impl Net for Pump<'_> {
         }
     }
 
-    fn now_ns(&self) -> u64 {
-        self.now_ns
-    }
-}
-
-impl Pump<'_> {
     /// Reports the last packet as lost, or passes it to the observers of packets.
     #[cold]
     fn wait(&mut self, end: Result<NodeId, Lost>, packet: Packet<Body>) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock, RwLockWriteGuard};
 
 use thiserror::Error;
-use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Visit};
+use tofu_icc::{Access, DmaError, DmaMemory, DmaResult, Mapped, Visit};
 use tofu_sync::{read, write};
 use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
@@ -147,6 +147,11 @@ impl DmaMemory for NodeMemory {
             return self.rings.contains(addr, len, access);
         }
         self.find_mapped(addr, len, access).is_some()
+    }
+
+    /// Those of rings. Memory of the process comes and goes.
+    fn mappings(&self) -> Vec<Mapped> {
+        self.rings.mappings()
     }
 
     #[allow(unsafe_code)]

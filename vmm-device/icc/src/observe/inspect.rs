@@ -15,7 +15,7 @@ use crate::command::{self, Action, PacketRoute};
 use crate::cq::Cq;
 use crate::device::Icc;
 use crate::map::{RegisterNow, Unit};
-use crate::memory::Access;
+use crate::memory::{Access, DmaMemory};
 use crate::observe::explain::{self, Walk};
 
 /// Most waiting descriptors of a transmit order queue that are shown.
@@ -201,7 +201,7 @@ impl Queue<'_> {
             return;
         }
         for _ in 0..WAITING.min(transmit.ring.entries().into()) {
-            let entry = icc.reach().load_entry(&transmit.toq, transmit.entry());
+            let entry = icc.memory().load_entry(transmit.entry());
             let Ok(words) = entry else { return };
             if Header1(words[0]).flip() != transmit.ring.flip() {
                 return;

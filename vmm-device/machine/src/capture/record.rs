@@ -77,7 +77,7 @@ use tofu_abi::{Coords, Rcode};
 use tofu_fabric::{
     Class, Direction, DiscardReason, Observation, OnLink, Packet, Port, TapPoint, Way,
 };
-use tofu_icc::{Answer, Body, Payload, Request};
+use tofu_icc::{Answer, Body, DmaMemory, Payload, Request};
 use tofu_links::{Check, Dllp, LinkFrame, MAX_SLICE, Parameters, Slice, Slicing};
 use tofu_tnw_device::ControlKind;
 
