@@ -63,7 +63,15 @@ pub(crate) struct Transmit {
     pub(crate) room: usize,
 }
 
-inspect!(Transmit { toq as hex, ring as Ring, active, second as Maybe, narrow as skip, waited, room as skip });
+inspect!(Transmit {
+    toq as hex,
+    ring as Ring,
+    active,
+    second as Maybe,
+    narrow as skip,
+    waited,
+    room as skip,
+});
 
 impl Transmit {
     pub(crate) const fn new(toq: u64, ring: RingIndex) -> Self {
