@@ -18,6 +18,7 @@ pub mod links;
 pub mod netboot;
 pub mod pci_config;
 pub mod registers;
+pub mod relay;
 pub mod tables;
 pub mod tnw;
 pub mod tof;

@@ -119,6 +119,11 @@ fn lines() {
 }
 
 #[test]
+fn relay() {
+    replay("relay", tofu_fuzz::relay::run);
+}
+
+#[test]
 fn tofud_wire() {
     replay("tofud_wire", tofu_fuzz::tofud_wire::run);
 }

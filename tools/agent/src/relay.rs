@@ -14,9 +14,9 @@ use std::thread;
 use tofu_sync::lock;
 
 /// Most bytes in a frame.
-const MAX_BYTES: usize = 16 << 10;
+pub const MAX_BYTES: usize = 16 << 10;
 /// Most connections at the same time: two for each rank that a node has room for.
-const MAX_OPEN: usize = 96;
+pub const MAX_OPEN: usize = 96;
 
 /// An end, which writes frames to `out`.
 struct End<W> {
