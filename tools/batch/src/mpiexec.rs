@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use tofu_control::MachineName;
 use tofu_jobs::{JobSpec, Libs, RankFile, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
-use tofu_spec::units::InstructionTime;
+use tofu_spec::units::{InstructionTime, Timeout};
 
 use crate::environment::{COMPILERS, FUNCTION, MARK, SPOOL};
 use crate::record::Record;
@@ -27,6 +27,7 @@ const MOST_PLACES: u64 = 1 << 20;
 struct Call {
     ranks: Option<u32>,
     per_node: Option<u32>,
+    timeout: Option<Timeout>,
     places: Option<String>,
     out: Option<Sink>,
     err: Option<Sink>,
@@ -61,7 +62,9 @@ enum Sink {
 enum Action {
     Ranks,
     PerNode,
+    OnePerNode,
     Places,
+    Timeout,
     /// The redirected outputs, and whether each rank has its own file.
     Output(Which, bool),
     Input,
@@ -90,7 +93,7 @@ enum Which {
 use Action::{Ignore, Output};
 
 /// Options without their one or two leading dashes.
-const OPTIONS: [(&str, Action); 107] = [
+const OPTIONS: [(&str, Action); 143] = [
     ("n", Action::Ranks),
     ("np", Action::Ranks),
     ("c", Action::Ranks),
@@ -198,6 +201,42 @@ const OPTIONS: [(&str, Action); 107] = [
     ("outfile-pattern", Output(Which::Out, false)),
     ("errfile-pattern", Output(Which::Err, false)),
     ("configfile", Action::App),
+    ("pernode", Action::OnePerNode),
+    ("timeout", Action::Timeout),
+    ("verbose", Ignore(0)),
+    ("nolocal", Ignore(0)),
+    ("localonly", Ignore(0)),
+    ("disable-auto-cleanup", Ignore(0)),
+    ("info", Ignore(0)),
+    ("disable-hostname-propagation", Ignore(0)),
+    ("ordered-output", Ignore(0)),
+    ("envnone", Ignore(0)),
+    ("enable-recovery", Ignore(0)),
+    ("preload-binary", Ignore(0)),
+    ("xml", Ignore(0)),
+    ("hetero-nodes", Ignore(0)),
+    ("loadbalance", Ignore(0)),
+    ("novm", Ignore(0)),
+    ("trace", Ignore(0)),
+    ("check_mpi", Ignore(0)),
+    ("ilp64", Ignore(0)),
+    ("static_mpi", Ignore(0)),
+    ("launcher-exec", Ignore(1)),
+    ("bootstrap-exec", Ignore(1)),
+    ("usize", Ignore(1)),
+    ("path", Ignore(1)),
+    ("tmpdir", Ignore(1)),
+    ("demux", Ignore(1)),
+    ("report-pid", Ignore(1)),
+    ("cpu-list", Ignore(1)),
+    ("display", Ignore(1)),
+    ("output", Ignore(1)),
+    ("prepend-pattern", Ignore(1)),
+    ("default-hostfile", Ignore(1)),
+    ("with-ft", Ignore(1)),
+    ("personality", Ignore(1)),
+    ("forward-signals", Ignore(1)),
+    ("gtool", Ignore(1)),
 ];
 
 /// The words of a command line, from which options take their values.
@@ -216,6 +255,12 @@ impl Words<'_> {
         let [value, rest @ ..] = self.rest else { bail!("{}: a value must follow", self.option) };
         self.rest = rest;
         Ok(value.clone())
+    }
+
+    fn timeout(&mut self) -> anyhow::Result<Timeout> {
+        let text = self.next()?;
+        let seconds = format!("{text}s").parse().ok();
+        seconds.with_context(|| format!("{} {text}: must be a number of seconds", self.option))
     }
 
     fn number(&mut self) -> anyhow::Result<u32> {
@@ -313,6 +358,8 @@ impl Call {
         match action {
             Action::Ranks => self.ranks = Some(words.number()?),
             Action::PerNode => self.per_node = Some(words.number()?),
+            Action::OnePerNode => self.per_node = Some(1),
+            Action::Timeout => self.timeout = Some(words.timeout()?),
             Action::Places => self.places = Some(words.next()?),
             Output(which, own) => {
                 let value = words.next()?;
@@ -531,7 +578,11 @@ fn order(call: &Call, request: Option<&Request>) -> anyhow::Result<RankOrder> {
 /// On Fugaku only `-stdin` names one. Here a rank may also read what this command is given, but on
 /// nodes it would be read ahead, and a `while read` of the script would find nothing more.
 fn input(call: &Call, job: Option<&Job>, local: bool) -> Option<PathBuf> {
-    let given = call.input.as_ref().map(PathBuf::from);
+    // Open MPI's word for no input.
+    let given = call.input.as_ref().map(|name| match name.as_str() {
+        "none" => PathBuf::from("/dev/null"),
+        name => PathBuf::from(name),
+    });
     let kept = job.is_some() && !local && !io::stdin().is_terminal();
     given.or_else(|| kept.then(|| PathBuf::from("/dev/null")))
 }
@@ -583,7 +634,9 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         RankOrder::At(places) => Some(places.len() as u32),
         _ => None,
     };
-    let ranks = call.ranks.or(call.places.as_ref().and(in_list));
+    let nodes = request.map_or(0, |request| request.torus().iter().product::<u32>());
+    let on_all = call.per_node.map(|each| each.saturating_mul(nodes)).filter(|ranks| *ranks > 0);
+    let ranks = call.ranks.or(call.places.as_ref().and(in_list)).or(on_all);
     let ranks = ranks.or(request.map(Request::ranks));
     if let (Some(ranks), Some(most)) = (ranks, request.and_then(|request| request.processes))
         && ranks > most
@@ -616,7 +669,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         out: None,
         cwd: (!local).then(|| PathBuf::from(".")),
         libs: Libs::Auto,
-        timeout: None,
+        timeout: call.timeout,
         grace: "2s".parse().map_err(|error| anyhow::anyhow!("{error}"))?,
         restart: 0,
         order,
@@ -745,6 +798,10 @@ mod tests {
         assert_eq!(given.variables, expected);
         assert_eq!(given.out, Some(Sink::Shared("o.%r".into())));
         assert_eq!(call("-x HOME a").variables, [("HOME".to_owned(), None)]);
+        let given = call("--pernode --timeout 90 -stdin none -launcher-exec /bin/pjrsh -nolocal a");
+        assert_eq!((given.per_node, given.timeout), (Some(1), "90s".parse().ok()));
+        assert_eq!(input(&given, None, true), Some("/dev/null".into()));
+        assert_eq!(given.ignored, ["-launcher-exec /bin/pjrsh", "-nolocal"]);
         for (text, expected) in [
             ("-np 0 a", "-np 0: must be a whole number from 1 to 256"),
             ("-n", "-n: a value must follow"),
@@ -755,6 +812,7 @@ mod tests {
             ("-n 200 a : -n 200 b", "-n 400: up to 256 ranks in all"),
             ("--app none", "cannot read none"),
             ("-x =1 a", "-x =1: must be NAME=VALUE"),
+            ("-timeout 1m a", "-timeout 1m: must be a number of seconds"),
         ] {
             let words: Vec<_> = text.split(' ').map(str::to_owned).collect();
             let error = format!("{:#}", read(&words).unwrap_err());

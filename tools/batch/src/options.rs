@@ -66,7 +66,7 @@ const fn long(long: &'static str, valued: bool, treatment: Treatment) -> Known {
 }
 
 /// Options that have no long name in public documents have one here, which is not accepted.
-pub(crate) const OPTIONS: [Known; 58] = [
+pub(crate) const OPTIONS: [Known; 59] = [
     known('L', "rsc-list", true, Honoured),
     long("mpi", true, Honoured),
     long("omp", true, Honoured),
@@ -95,6 +95,7 @@ pub(crate) const OPTIONS: [Known; 58] = [
     known('m', "mail", true, Ignored),
     long("mail-list", true, Ignored),
     known('p', "priority", true, Ignored),
+    long("bizcode", true, Ignored),
     known('P', "policy", true, Ignored),
     long("at", true, Ignored),
     long("appname", true, Ignored),

@@ -1,4 +1,4 @@
-//! Stand-ins for scripts and tools of the site that jobs call. They change nothing, so that a
+//! Stand-ins for scripts and tools of the site that jobs call. Most change nothing, so that a
 //! script runs on. They come last in a job's `PATH`: a tool that this host has is used.
 
 /// Says that it does nothing.
@@ -9,12 +9,41 @@ const fn wrapper(valued: &'static str) -> Stand {
     Stand::Wrapper { valued }
 }
 
+/// Compiles with the SDK, which it writes into the spool if it is not there, or is older than the
+/// command. Several may be called at the same time.
+const COMPILER: &str = "#!/bin/sh\n\
+    spool=$(cd \"$(dirname \"$0\")/..\" && pwd) || exit\n\
+    tofu=$spool/bin/tofu sdk=$spool/sdk name=${0##*/}\n\
+    if ! [ \"$sdk/written\" -nt \"$tofu\" ]; then\n\
+    \x20   exec 9> \"$spool/sdk.lock\" || exit\n\
+    \x20   ! command -v flock > /dev/null || flock 9\n\
+    \x20   [ \"$sdk/written\" -nt \"$tofu\" ] || \"$tofu\" sdk \"$sdk\" > /dev/null || exit\n\
+    \x20   : > \"$sdk/written\"\n\
+    \x20   exec 9>&-\n\
+    fi\n\
+    exec \"$sdk/bin/$name\" \"$@\"\n";
+
+/// Runs a command of a shell on a node of the job, all of which are this host here.
+const REMOTE: &str = "#!/bin/sh\n\
+    while :; do\n\
+    \x20   case $1 in\n\
+    \x20   -l) shift; [ $# = 0 ] || shift ;;\n\
+    \x20   -*) shift ;;\n\
+    \x20   *) break ;;\n\
+    \x20   esac\n\
+    done\n\
+    [ $# -gt 1 ] || { echo \"${0##*/}: a node and a command must follow\" >&2; exit 1; }\n\
+    shift\n\
+    exec sh -c \"$*\"\n";
+
 /// The text of a substitute for a tool.
 #[derive(Clone, Copy, Debug)]
 enum Stand {
     /// A file that scripts read.
     Empty,
     Nothing,
+    Compiler,
+    Remote,
     Wrapper {
         valued: &'static str,
     },
@@ -22,7 +51,7 @@ enum Stand {
 
 const PROFILER: Stand = wrapper("-[dthpmlwLiIHPS]");
 
-const ALL: [(&str, Stand); 16] = [
+const ALL: [(&str, Stand); 28] = [
     ("_CNEnv_base", Stand::Empty),
     ("Env_base", Stand::Empty),
     ("module", Stand::Nothing),
@@ -30,8 +59,20 @@ const ALL: [(&str, Stand); 16] = [
     ("llio_transfer", Stand::Nothing),
     ("llio_transferd", Stand::Nothing),
     ("dir_transfer", Stand::Nothing),
+    ("lfs", Stand::Nothing),
     ("xospastop", Stand::Nothing),
     ("xospastart", Stand::Nothing),
+    ("fcc", Stand::Compiler),
+    ("fccpx", Stand::Compiler),
+    ("FCC", Stand::Compiler),
+    ("FCCpx", Stand::Compiler),
+    ("mpifcc", Stand::Compiler),
+    ("mpifccpx", Stand::Compiler),
+    ("mpiFCC", Stand::Compiler),
+    ("mpiFCCpx", Stand::Compiler),
+    ("mpiclang", Stand::Compiler),
+    ("mpiclang++", Stand::Compiler),
+    ("pjrsh", Stand::Remote),
     ("fipppx", Stand::Nothing),
     ("fapppx", Stand::Nothing),
     ("lpgparm", wrapper("-[dsthpmlw]")),
@@ -85,6 +126,8 @@ fn text(stand: Stand) -> String {
     match stand {
         Stand::Empty => String::new(),
         Stand::Nothing => NOTHING.to_owned(),
+        Stand::Compiler => COMPILER.to_owned(),
+        Stand::Remote => REMOTE.to_owned(),
         Stand::Wrapper { valued } => format!(
             "#!/bin/sh\n\
              name=${{0##*/}}\n\
@@ -139,6 +182,21 @@ mod tests {
             assert!(output.status.success());
             assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
             assert!(String::from_utf8(output.stderr).unwrap().contains("ignored"));
+        }
+    }
+
+    #[test]
+    fn remote_commands_run_in_a_shell() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pjrsh");
+        fs::write(&path, REMOTE).unwrap();
+        let run = |words: &[&str]| {
+            let output = Command::new("/bin/sh").arg(&path).args(words).output().unwrap();
+            (output.status.code(), String::from_utf8(output.stdout).unwrap())
+        };
+        assert_eq!(run(&["-n", "-l", "me", "node1", "echo a; exit", "3"]), (Some(3), "a\n".into()));
+        for few in [&["node1"][..], &["-n"], &[], &["-l"]] {
+            assert_eq!(run(few), (Some(1), String::new()), "{few:?}");
         }
     }
 }

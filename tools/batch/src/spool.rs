@@ -23,6 +23,9 @@ const VARIABLE: &str = "TOFU_SPOOL";
 const MOST: u64 = 4 << 20;
 /// The ended jobs that are remembered.
 const REMEMBERED: usize = 1000;
+/// The name of our command with subcommands.
+const COMMAND: &str = "tofu";
+
 /// Finds bash.
 pub(crate) fn bash() -> Option<&'static str> {
     ["/bin/bash", "/usr/bin/bash"].into_iter().find(|path| Path::new(path).exists())
@@ -118,7 +121,9 @@ impl Spool {
         let own = env::current_exe().context("cannot find this program")?;
         // sh on Fugaku is bash, and programs of mpiexec rely on it.
         let shell = bash().map(|bash| ("sh", PathBuf::from(bash)));
-        for (name, target) in NAMES.map(|name| (name, own.clone())).into_iter().chain(shell) {
+        // The compilers among the substitutes write the SDK by it.
+        let names = NAMES.into_iter().chain([COMMAND]).map(|name| (name, own.clone()));
+        for (name, target) in names.chain(shell) {
             let link = bin.join(name);
             if fs::read_link(&link).is_ok_and(|there| there == target) {
                 continue;
