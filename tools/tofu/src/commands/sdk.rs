@@ -87,7 +87,7 @@ struct Compiler {
 const COMPILERS: [Compiler; 2] = [
     Compiler {
         names: &["mpicc"],
-        fujitsu: &["mpifccpx", "mpifcc"],
+        fujitsu: &["mpifccpx", "mpifcc", "mpiclang"],
         variable: "MPICH_CC",
         default: "cc",
         cross: "$here/bin/fccpx",
@@ -95,7 +95,7 @@ const COMPILERS: [Compiler; 2] = [
     },
     Compiler {
         names: &["mpicxx", "mpic++"],
-        fujitsu: &["mpiFCCpx", "mpiFCC"],
+        fujitsu: &["mpiFCCpx", "mpiFCC", "mpiclang++"],
         variable: "MPICH_CXX",
         default: "c++",
         cross: "$here/bin/FCCpx",
@@ -202,10 +202,15 @@ const PERMITTED: [&str; 4] = [
 const MPIFCC: &str = include_str!("sdk/mpifcc.sh");
 
 /// Further headers of a library.
-const MORE_HEADERS: [(&str, &str); 3] = [
+const MORE_HEADERS: [(&str, &str); 7] = [
     ("mpi-ext.h", include_str!("../../../../guest-lib/jtofu/c/include/mpi-ext.h")),
     ("tofu_collective.h", include_str!("../../../../guest-lib/utofu/c/include/tofu_collective.h")),
     ("tofu_wait.h", include_str!("../../../../guest-lib/utofu/c/include/tofu_wait.h")),
+    // Of profilers, whose functions do nothing here.
+    ("fj_tool/fapp.h", include_str!("sdk/fj_tool/fapp.h")),
+    ("fj_tool/fipp.h", include_str!("sdk/fj_tool/fipp.h")),
+    ("fj_tool/fjcoll.h", include_str!("sdk/fjcoll.h")),
+    ("fjcoll.h", include_str!("sdk/fjcoll.h")),
 ];
 
 /// Runs `tofu sdk` and returns the exit code.
@@ -254,7 +259,7 @@ fn write(args: &SdkArgs, progress: &ImageProgress) -> anyhow::Result<()> {
     };
     let (include, lib) = (dir.join("include"), dir.join("lib"));
     let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/tofu"));
-    for folder in [&include, &pkgconfig, &cmake] {
+    for folder in [&include.join("fj_tool"), &pkgconfig, &cmake] {
         fs::create_dir_all(folder).with_context(cannot)?;
     }
     for (name, header, template) in HEADERS {
@@ -359,8 +364,9 @@ fn write_fujitsu(dir: &Path, target: Target, compilers: &Path, sysroot: &Path) -
 
 /// Writes the scripts that compile MPI programs with the host's MPI.
 fn write_mpi_here(dir: &Path) -> io::Result<()> {
-    let names = [("mpifccpx", "C"), ("mpifcc", "C"), ("mpiFCCpx", "C++"), ("mpiFCC", "C++")];
-    for (name, language) in names {
+    let names = COMPILERS.iter().zip(["C", "C++"]);
+    for (name, language) in names.flat_map(|(one, language)| one.fujitsu.iter().zip([language; 3]))
+    {
         let (programs, compiler, variable, letters) = match language {
             "C" => ("mpicc.mpich mpicc", "fcc", "MPICH_CC", "CC"),
             _ => ("mpicxx.mpich mpicxx", "FCC", "MPICH_CXX", "CXX"),
@@ -490,6 +496,52 @@ mod tests {
         command.env("PATH", "/usr/bin:/bin").output().unwrap()
     }
 
+    /// A compiler that says what it was given.
+    const CC: &str = "#!/bin/sh\n\
+                      case ${1#-print-file-name=lib} in\n\
+                      none) ;;\n\
+                      --version) echo version 1; exit ;;\n\
+                      esac\n\
+                      echo \"$@\"\n";
+    /// Options, what GCC gets for them, and what is said to be ignored.
+    const PUBLIC: &[(&str, &str, &str)] = &[
+        (
+            "-Xg -Kfast,-restp=all,optmsg=2,ocl,preex,unroll=100 -Nline,lst=t",
+            "-O3 -ffast-math -fno-finite-math-only -funroll-loops",
+            "-Xg -K-restp=all -Koptmsg=2 -Kpreex -Nline,lst=t",
+        ),
+        (
+            "-Kfast,noeval,nofp_contract,nofp_relaxed -Kcmodel=large",
+            "-O3 -ffast-math -fno-finite-math-only -fno-associative-math -ffp-contract=off \
+             -fno-reciprocal-math -mcmodel=large",
+            "",
+        ),
+        (
+            "-Kfast,fp_precision -mt",
+            "-O3 -ffast-math -fno-finite-math-only -fno-fast-math \
+          -ffp-contract=off -pthread",
+            "",
+        ),
+        ("-Nsrc -x0 -x- -Qt -W0,-zie=Xdiv-fx100", "", "-Nsrc -x0 -x- -Qt -W0,-zie=Xdiv-fx100"),
+        ("-x c++ -std=gnu++11", "-x c++ -std=gnu++11", ""),
+        (
+            "--display_error_number --diag_suppress 161 --no_exceptions --linkfortran",
+            "-fno-exceptions",
+            "--display_error_number --diag_suppress 161 --linkfortran",
+        ),
+        (
+            "-Nclang -fvectorize -stdlib=libc++ -mllvm -polly -ffp-contract=fast",
+            "-ffp-contract=fast",
+            "-fvectorize -stdlib=libc++ -mllvm -polly",
+        ),
+        ("-lfjprofmpi -lmpg -SSL2BLAMP", "", "-lfjprofmpi -lmpg"),
+        (
+            "-Nclang -Ofast -mcpu=a64fx+sve -fopenmp -ffj-ocl",
+            "-Ofast -fopenmp",
+            "-mcpu=a64fx+sve -ffj-ocl",
+        ),
+    ];
+
     /// The translation of options of Fujitsu's compilers.
     #[test]
     fn options_of_fujitsus_compilers_are_known() {
@@ -509,7 +561,7 @@ mod tests {
         let first = "-Wl,--no-as-needed";
         let link = "-LSDK/lib -Wl,--allow-shlib-undefined -lm -Wl,--as-needed -ltofutop\n";
         let args = ["-Nclang", "-Kfast,openmp,ocl", "a.c", "-ltofucom", "-o", "a"];
-        let optimised = "-O3 -ffast-math -fopenmp a.c -ltofucom -o a";
+        let optimised = "-O3 -ffast-math -fno-finite-math-only -fopenmp a.c -ltofucom -o a";
         assert_eq!(say("fccpx", &args), format!("cc {begin} {first} {optimised} {link}"));
         let begin_cxx = "-mcpu=a64fx -ISDK/include";
         assert_eq!(say("FCC", &args), format!("c++ {begin_cxx} {first} {optimised} {link}"));
@@ -522,7 +574,7 @@ mod tests {
             say("fcc", &["-KNOSVE", "-E", "a.c"]),
             format!("cc -march=armv8.2-a+nosve {permit} -ISDK/include -E a.c\n")
         );
-        assert_eq!(say("fcc", &["-V"]), format!("cc {begin} {first} --version {link}"));
+        assert_eq!(say("fcc", &["-V"]), format!("cc {begin} --version\n"));
         // Options of Fujitsu's compilers only.
         let args =
             ["-Nlst=t", "-Nrt_tune", "-Xg", "-ffj-ocl", "-Koptmsg=2,openmp_simd", "-c", "a.c"];
@@ -530,10 +582,9 @@ mod tests {
         let said = String::from_utf8(run("fcc", &args, "echo cc").stderr).unwrap();
         assert_eq!(said, "fcc: ignored: -Nlst=t -Nrt_tune -Xg -ffj-ocl -Koptmsg=2\n");
         assert!(run("fcc", &["-Nclang", "-KSVE,fast", "a.c"], "echo cc").stderr.is_empty());
-        let said = run("fcc", &["-SSL2BLAMP", "a.c"], "echo cc");
-        assert_eq!(said.status.code(), Some(1));
-        let said = String::from_utf8(said.stderr).unwrap();
-        assert!(said.starts_with("fcc: -SSL2BLAMP: Fujitsu's mathematical libraries"), "{said}");
+        // Arm's processors have their own code model, and this host's is not theirs.
+        let args = ["-Kcmodel=large", "-march=native", "-c", "a.c"];
+        assert_eq!(say("fcc", &args), format!("cc {begin} -c a.c\n"));
         // Clang's target and its linker, unless the user says how it is called.
         let clang = here.join("clang-19");
         write_script(&here, "../clang-19", "#!/bin/sh\nprintf '<%s>' \"$@\"\n").unwrap();
@@ -548,12 +599,55 @@ mod tests {
         assert!(!say_by(clang.to_str().unwrap(), "fccpx", &["-c", "a.c"]).contains("lld"));
         let said = say_by(&format!("{} --target=x", clang.display()), "fccpx", &["-c", "a.c"]);
         assert_eq!(said, format!("<--target=x><-mcpu=a64fx>{permitted}<-ISDK/include><-c><a.c>"));
-        let none = run("fcc", &["a.c"], "");
-        if !has_arm64_gcc() {
+        if Command::new("aarch64-linux-gnu-gcc").arg("-v").output().is_err() {
+            let none = run("fcc", &["a.c"], "");
             let said = String::from_utf8(none.stderr).unwrap();
             let why = "fcc: there is no aarch64-linux-gnu-gcc; install it";
             assert!(said.starts_with(why) && none.status.code() == Some(1), "{said}");
         }
+    }
+
+    /// Options as public build files have them, and what is made of them.
+    #[test]
+    fn options_of_public_build_files_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = fs::canonicalize(folder.path()).unwrap();
+        let none = Path::new("/nonexistent");
+        write_fujitsu(&here, Arch::X86_64, none, none).unwrap();
+        write_script(&here, "../cc", CC).unwrap();
+        for (options, expected, ignored) in PUBLIC {
+            let mut command = Command::new(here.join("bin/FCCpx"));
+            command.args(options.split(' ')).args(["-c", "a.cc"]);
+            command.env("TOFU_CXX", here.join("cc"));
+            let output = command.output().unwrap();
+            let [out, err] = [output.stdout, output.stderr].map(|t| String::from_utf8(t).unwrap());
+            let include = format!("-I{}/include ", here.display());
+            let given = out.trim().replace(&include, "").replace(" -c a.cc", "");
+            assert_eq!(given.trim_end_matches("-c a.cc"), *expected, "{options}");
+            let said = err.trim().trim_start_matches("FCCpx: ignored: ");
+            assert_eq!(said, *ignored, "{options}");
+        }
+        let link = |compiler: &str, options: &[&str]| {
+            let mut command = Command::new(here.join("bin/fcc"));
+            command.args(options).env("TOFU_CC", here.join(compiler));
+            let output = command.output().unwrap();
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+        };
+        // SSL II stands for libraries that the compiler finds.
+        let [_, err] = link("cc", &["-SSL2BLAMP", "a.o", "-lfjlapackex"]);
+        let missing = "libraries are not here; linked instead: nothing, as there is no \
+                       libopenblas.so and no liblapack.so\n";
+        let expected = format!("fcc: -SSL2BLAMP -lfjlapackex: Fujitsu's mathematical {missing}");
+        assert_eq!(err, expected);
+        let finds = CC.replace("none)", "lapack.so | blas.so) echo \"/lib/$1\"; exit");
+        write_script(&here, "../finds", &finds).unwrap();
+        let [out, err] = link("finds", &["-SSL2", "-Nclang", "a.o"]);
+        assert!(out.contains("a.o -llapack -lblas -L"), "{out}");
+        assert!(err.ends_with("linked instead: -llapack -lblas\n"), "{err}");
+        // The version is said beside what is compiled.
+        let [out, err] = link("cc", &["-V", "-Kfast", "a.c"]);
+        assert!(out.contains("a.c") && !out.contains("--version"), "{out}");
+        assert_eq!(err, "version 1\n");
     }
 
     /// Programs as older compilers and Fujitsu's linker took them.
@@ -596,6 +690,24 @@ mod tests {
         }
         let output = Command::new("./main").current_dir(&here).output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), "3 2\n");
+        // NaNs are there with -Kfast, and calls of profilers do nothing.
+        let program = "#include \"fj_tool/fapp.h\"\n#include \"fj_tool/fipp.h\"\n\
+                       #include <fjcoll.h>\n#include <math.h>\n#include <stdlib.h>\n\
+                       int main(int n, char **a) { fipp_start(); fapp_start(\"all\", 1, 0);\n\
+                       start_collection(\"all\"); double x = atof(a[1]);\n\
+                       stop_collection(\"all\"); fapp_stop(\"all\", 1, 0); fipp_stop();\n\
+                       return isnan(x) ? 7 : 1; }\n";
+        fs::write(here.join("nan.c"), program).unwrap();
+        for (name, text) in MORE_HEADERS.iter().filter(|(name, _)| name.starts_with("fj")) {
+            let path = here.join("include").join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let strict = ["-Kfast", "-V", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"];
+        let output = fcc("fcc", &[&strict, &["nan.c", "-o", "nan"][..]].concat());
+        assert!(output.status.success(), "{output:?}");
+        let status = Command::new("./nan").arg("nan").current_dir(&here).status().unwrap();
+        assert_eq!(status.code(), Some(7));
         fs::write(here.join("a.cc"), "#include <vector>\nint main() { return 0; }\n").unwrap();
         assert!(fcc("FCCpx", &["-Kfast", "a.cc", "-o", "a"]).status.success());
         let mut mpi = Command::new(here.join("bin/mpifccpx"));

@@ -23,6 +23,8 @@ link="-L$here/lib -Wl,--allow-shlib-undefined -lm -Wl,--as-needed -ltofutop"
 first=-Wl,--no-as-needed
 clang=
 ignored=
+# The last of these is set while a word is the value of an option that is left out.
+inputs= version= mathematical= value=
 case $compiler in
 # Whoever gives options gives all of them.
 *[[:space:]]*) ;;
@@ -40,36 +42,71 @@ esac
 
 for word; do
     shift
+    if [ -n "$value" ]; then
+        value=
+        ignored="$ignored $word"
+        continue
+    fi
     case $word in
     # Words of -K are a list.
     -K*)
         words=${word#-K},
         while [ -n "$words" ]; do
             case ${words%%,*} in
-            fast) set -- "$@" -O3 -ffast-math ;;
+            # NaNs and infinities remain, as with theirs.
+            fast) set -- "$@" -O3 -ffast-math -fno-finite-math-only ;;
+            noeval) set -- "$@" -fno-associative-math ;;
+            nofp_relaxed) set -- "$@" -fno-reciprocal-math ;;
+            fp_contract) set -- "$@" -ffp-contract=fast ;;
+            nofp_contract) set -- "$@" -ffp-contract=off ;;
+            fp_precision) set -- "$@" -fno-fast-math -ffp-contract=off ;;
             openmp | OMP) set -- "$@" -fopenmp ;;
             openmp_simd) set -- "$@" -fopenmp-simd ;;
             PIC | pic) set -- "$@" -fPIC ;;
-            unroll) set -- "$@" -funroll-loops ;;
+            unroll | unroll=*) set -- "$@" -funroll-loops ;;
+            nounroll) set -- "$@" -fno-unroll-loops ;;
             noSVE | NOSVE) [ -z "$processor" ] || processor=-march=armv8.2-a+nosve ;;
+            # Programs for arm64 are position-independent, which excludes it there.
+            cmodel=large)
+                if [ -n "@processor@" ]; then
+                    ignored="$ignored -Kcmodel=large"
+                else
+                    set -- "$@" -mcmodel=large
+                fi
+                ;;
             # What is so without it.
-            SVE | ocl | simd | simd=*) ;;
+            SVE | A64FX | ocl | simd | simd=* | cmodel=small) ;;
             *) ignored="$ignored -K${words%%,*}" ;;
             esac
             words=${words#*,}
         done
         ;;
-    # Which of two compilers, which libraries of theirs, listings, profiles, and optimisations that
-    # only they have.
+    # Which of two compilers, which libraries of theirs, listings, profiles, inlining by their
+    # rules, options for one of their passes, and optimisations that only they have.
     -Nclang | -Nnoclang | -Nlibomp | -Nfjomplib) ;;
-    -N?* | -X? | -ffj-* | -Rpass* | --linkfortran | --linkcoarray)
+    -N?* | -X? | -x- | -x[0-9]* | -Q[adimpstx]* | -W[0-9],* | -ffj-* | -Rpass* | --link* | \
+        -Bstatic | -Bdynamic | -Wl,-T/opt/FJSV*)
         ignored="$ignored $word"
         ;;
-    -SSL2* | -SCALAPACK)
-        echo "@name@: $word: Fujitsu's mathematical libraries are not here; leave it out, and" \
-            "name others by -l" >&2
-        exit 1
+    # Of their front end.
+    --alternative_tokens | --no_alternative_tokens | --display_error_number | --using_std | \
+        --diag_*=*)
+        ignored="$ignored $word"
         ;;
+    --diag_*)
+        ignored="$ignored $word"
+        value=y
+        ;;
+    --exceptions | --no_exceptions | --rtti | --no_rtti)
+        word=${word#--}
+        case $word in no_*) set -- "$@" "-fno-${word#no_}" ;; *) set -- "$@" "-f$word" ;; esac
+        ;;
+    -mt) set -- "$@" -pthread ;;
+    -SSL2* | -SCALAPACK | -lfjlapack* | -lfjscalapack* | -lssl2mt*)
+        mathematical="$mathematical $word"
+        ;;
+    # The run-time libraries of their compilers, and the one for large pages.
+    -lfj* | -lmpg) ignored="$ignored $word" ;;
     -mcpu=a64fx* | -mtune=a64fx | -march=armv8* | -msve-vector-bits=*)
         if [ -z "@processor@" ]; then
             ignored="$ignored $word"
@@ -80,6 +117,14 @@ for word; do
         [ "$word" = -mcpu=a64fx+sve ] && word=-mcpu=a64fx
         set -- "$@" "$word"
         ;;
+    -mcpu=native | -mtune=native | -march=native)
+        # For arm64 it would be this host's.
+        if [ -n "@processor@" ]; then
+            ignored="$ignored $word"
+        else
+            set -- "$@" "$word"
+        fi
+        ;;
     -c | -E | -S | -M | -MM | -fsyntax-only)
         link= first=
         set -- "$@" "$word"
@@ -88,11 +133,47 @@ for word; do
         processor=
         set -- "$@" "$word"
         ;;
-    -V) set -- "$@" --version ;;
-    *) set -- "$@" "$word" ;;
+    -V) version=y ;;
+    # Options of Clang, which -Nclang is made of.
+    -fvectorize | -fno-vectorize | -fslp-vectorize | -fno-slp-vectorize | -stdlib=* | \
+        -fcolor-diagnostics | -fno-color-diagnostics | -Qunused-arguments | -mllvm | -Xclang)
+        case ${compiler##*/} in
+        clang*) set -- "$@" "$word" ;;
+        *)
+            ignored="$ignored $word"
+            case $word in -mllvm | -Xclang) value=y ;; esac
+            ;;
+        esac
+        ;;
+    *)
+        case $word in -*) ;; *.*) inputs=y ;; esac
+        set -- "$@" "$word"
+        ;;
     esac
 done
 
+# Theirs says which version it is, and compiles.
+if [ -n "$version" ] && [ -z "$inputs" ]; then
+    set -- --version
+    link= first= mathematical=
+elif [ -n "$version" ] && [ -n "$compiler" ]; then
+    # shellcheck disable=SC2086
+    $compiler --version | head -n 1 >&2
+fi
+# What SSL II is used for most is in libraries that others have, too.
+if [ -n "$mathematical" ] && [ -n "$link" ]; then
+    found=
+    for name in openblas lapack blas; do
+        # shellcheck disable=SC2086
+        case $(${compiler:-false} -print-file-name=lib$name.so 2> /dev/null) in
+        */*) found="$found -l$name" ;;
+        esac
+        [ "$found" = " -lopenblas" ] && break
+    done
+    link="$found $link"
+    echo "@name@:$mathematical: Fujitsu's mathematical libraries are not here;" \
+        "linked instead:${found:- nothing, as there is no libopenblas.so and no liblapack.so}" >&2
+fi
 [ -z "$ignored" ] || echo "@name@: ignored:$ignored" >&2
 # Clang compiles for all processors, and is told for which, and where the C library is.
 [ -z "$clang" ] || set -- --target=aarch64-linux-gnu --sysroot='@sysroot@' "$@"
