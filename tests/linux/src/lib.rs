@@ -56,7 +56,7 @@ pub enum Image {
     Host,
     /// With Debian's programs for networks, file servers and MPI.
     Network,
-    /// With Open MPI.
+    /// With Open MPI, and Python that loads it.
     OpenMpi,
 }
 
@@ -92,7 +92,7 @@ impl Image {
         match self {
             Self::Default | Self::Host => &[],
             Self::Newest => &["--with", "pciutils"],
-            Self::OpenMpi => &["--with", "openmpi-bin"],
+            Self::OpenMpi => &["--with", "openmpi-bin,python3-mpi4py"],
             Self::Network => &[
                 "--modules",
                 "nfsd,nfsv4",

@@ -15,9 +15,10 @@ use tofu_image::{Arch, Progress};
 use crate::closure::{closure, without_mpis};
 use crate::elf::Family;
 use crate::libraries::{Closure, PROVIDER};
+use crate::machine::Machine;
 use crate::mpi::CHOICE;
 use crate::spec::{JobSpec, Libs};
-use crate::{cross_arch, elf, folder, libraries, mpi};
+use crate::{cross_arch, elf, folder, libraries, mpi, node_mpi};
 
 /// The most that is copied to nodes of a file or folder, in bytes.
 const MAX_COPY: u64 = 256 << 20;
@@ -76,8 +77,12 @@ pub(crate) struct Bundle {
     /// True if the job has MPI and a program may use it: a file that is not linked with an MPI
     /// library does not.
     mpi: bool,
-    /// The MPI that programs are linked with.
+    /// The MPI that programs are linked with, or load.
     family: Option<Family>,
+    /// A program that is itself linked with the MPI of the nodes.
+    linked: Option<(String, Family)>,
+    /// The Python of the nodes that programs run, if any.
+    python: Option<String>,
     /// The provider of libfabric, if the programs' MPI is to use it.
     provider: Option<PathBuf>,
     /// Programs that ranks may start by themselves.
@@ -91,6 +96,18 @@ pub(crate) struct Bundle {
 struct Started {
     start: Start,
     args: Vec<String>,
+}
+
+impl Started {
+    /// The words of its command: the program or interpreter, and the arguments.
+    fn words(&self) -> Vec<String> {
+        let first = match &self.start {
+            Start::Named(name) => name,
+            Start::Script { interpreter, .. } => interpreter,
+            Start::File(file) | Start::Loader { file, .. } => file,
+        };
+        std::iter::once(first).chain(&self.args).cloned().collect()
+    }
 }
 
 /// A set of libraries for a node.
@@ -280,6 +297,8 @@ impl Bundle {
             arch: None,
             mpi: false,
             family: None,
+            linked: None,
+            python: None,
             provider: None,
             folder: folder::programs(spec),
             loader: None,
@@ -292,6 +311,12 @@ impl Bundle {
             {
                 bail!("cannot run {}: it is for {other}, and others for {one}", program.1[0]);
             }
+            if needed.libraries.is_none() && bundle.linked.is_none() {
+                bundle.linked = needed.family.map(|family| (program.1[0].clone(), family));
+            }
+            let script = needed.file.as_ref().and_then(|(_, source)| script(source));
+            let python = || folder::python(&needed.started.words(), script);
+            bundle.python = bundle.python.or_else(python);
             bundle.contents.extend(needed.file);
             add(needed.libraries, &mut bundle.libraries);
             bundle.programs.push(needed.started);
@@ -306,6 +331,10 @@ impl Bundle {
         }
         // A script may start programs that are.
         bundle.family = bundle.family.or_else(|| folder::family(&bundle.folder));
+        // The user names that of a program that loads it.
+        if spec.mpi && bundle.family.is_none() {
+            bundle.family = mpi::named(spec)?;
+        }
         Ok(bundle)
     }
 
@@ -313,6 +342,27 @@ impl Bundle {
     /// the nodes.
     pub(crate) fn arch(&self) -> Option<Arch> {
         self.arch
+    }
+
+    /// Finds out which MPI Python of a machine's nodes has, and whether they have the one that a
+    /// program is linked with.
+    ///
+    /// # Errors
+    ///
+    /// If they do not.
+    pub(crate) fn look_for_mpi(&mut self, machine: &Machine, spec: &JobSpec) -> anyhow::Result<()> {
+        if !self.mpi {
+            return Ok(());
+        }
+        if let Some(python) = self.python.as_ref().filter(|_| self.family.is_none()) {
+            self.family = node_mpi::of_python(machine, python, spec);
+        }
+        match &self.linked {
+            // A folder of the user's may have it.
+            Some(_) if spec.env.iter().any(|own| own.name == "LD_LIBRARY_PATH") => Ok(()),
+            Some((program, family)) => node_mpi::check(machine, program, *family),
+            None => Ok(()),
+        }
     }
 
     /// Adapts the bundle to the architecture of a machine.
@@ -555,6 +605,14 @@ fn check_size(option: &str, path: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the text of a file if it is a script.
+fn script(source: &Source) -> Option<&[u8]> {
+    match source {
+        Source::File(_, bytes) => Some(bytes.as_slice()).filter(|bytes| bytes.starts_with(b"#!")),
+        _ => None,
+    }
 }
 
 /// Returns the program that runs a script, by its first line. Returns `None` for other files, and

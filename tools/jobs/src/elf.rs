@@ -29,6 +29,38 @@ impl Family {
         }
     }
 
+    /// Returns the family of a library by what it tells of its version.
+    pub(crate) fn of_version(text: &str) -> Option<Self> {
+        if let Some((_, rest)) = text.split_once("Open MPI v") {
+            let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+            return Some(Self::OpenMpi { version: digits.parse().ok()? });
+        }
+        let like = ["MPICH", "MVAPICH", "Intel(R) MPI"];
+        like.iter().any(|name| text.contains(name)).then_some(Self::Mpich)
+    }
+
+    /// Returns the names under which nodes may have the library, and the package that has it.
+    pub(crate) fn library(self) -> (&'static [&'static str], &'static str) {
+        match self {
+            Self::Mpich => (&["libmpich.so.12", "libmpi.so.12"], "mpich"),
+            Self::OpenMpi { .. } => (&["libmpi.so.40"], "openmpi-bin"),
+        }
+    }
+
+    /// Returns the arguments of `tofu` that make the image with it.
+    pub(crate) fn make_image(self, arch: Arch) -> String {
+        let of = match arch {
+            Arch::X86_64 => String::new(),
+            Arch::Arm64 => format!(" --arch {arch}"),
+        };
+        match self {
+            Self::Mpich => format!("sdk{of} --mpi DIR"),
+            Self::OpenMpi { .. } => {
+                format!("image build{of} --name {} --with openmpi-bin", self.image(arch))
+            }
+        }
+    }
+
     /// Returns the name of the image that has it by default.
     pub(crate) fn image(self, arch: Arch) -> &'static str {
         match (self, arch) {
@@ -190,6 +222,16 @@ mod tests {
         assert_eq!(open.with(&files("libopen-pal.so.80")), Family::OpenMpi { version: 5 });
         assert_eq!(Family::of("libmpich.so.12"), Some(Family::Mpich));
         assert_eq!(Family::of("libmpifort.so.12"), None);
+        for (text, family) in [
+            ("Open MPI v5.0.7, package: Debian OpenMPI, ident: 5.0.7", Some(open)),
+            ("Open MPI v4.1.4", Some(Family::OpenMpi { version: 4 })),
+            ("MPICH Version:      4.2.1\nMPICH Release date:", Some(Family::Mpich)),
+            ("Intel(R) MPI Library 2021.16 for Linux* OS", Some(Family::Mpich)),
+            ("Open MPI v", None),
+            ("another", None),
+        ] {
+            assert_eq!(Family::of_version(text), family, "{text}");
+        }
         let abi = Family::of("libmpi_abi.so.1").unwrap();
         assert_eq!(abi.with(&files("libucp.so.0")), Family::Mpich);
         assert_eq!(abi.with(&files("libopen-pal.so.80")), Family::OpenMpi { version: 5 });

@@ -3,6 +3,7 @@
 //!
 //! Such a program names its loader by an absolute path, which nodes without a C library lack.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
@@ -163,13 +164,9 @@ pub(crate) fn may_use_mpi(
     if !runner {
         return true;
     }
-    let script = script.map(|text| String::from_utf8_lossy(&text[..text.len().min(MOST_SCRIPT)]));
-    let texts = words.iter().map(String::as_str).chain(script.as_deref());
-    let between = |letter: char| letter.is_whitespace() || "'\"`;|&()<>={}".contains(letter);
-    let names: BTreeSet<&str> = texts
-        .flat_map(|text| text.split(between))
-        .filter_map(|word| Some(word.rsplit_once('/')?.1))
-        .collect();
+    let script = script.map(beginning);
+    let names: BTreeSet<&str> =
+        parts(words, script.as_deref()).filter_map(|word| Some(word.rsplit_once('/')?.1)).collect();
     let named = |program: &&Program| {
         let name = program.path.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| names.contains(name))
@@ -178,9 +175,49 @@ pub(crate) fn may_use_mpi(
     named.peek().is_none() || named.any(|program| program.uses_mpi(spec, ours))
 }
 
+/// The beginning of a script.
+fn beginning(text: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(&text[..text.len().min(MOST_SCRIPT)])
+}
+
+/// Returns the words of a command line and of a script's text, as a shell may separate them.
+fn parts<'a>(words: &'a [String], script: Option<&'a str>) -> impl Iterator<Item = &'a str> {
+    let between = |letter: char| letter.is_whitespace() || "'\"`;|&()<>={}".contains(letter);
+    words.iter().map(String::as_str).chain(script).flat_map(move |text| text.split(between))
+}
+
+/// Returns the Python that a command line or script starts, by its name or path.
+pub(crate) fn python(words: &[String], script: Option<&[u8]>) -> Option<String> {
+    let is_python = |word: &&str| {
+        let name = word.rsplit('/').next().unwrap_or_default();
+        let version = name.strip_prefix("python");
+        version.is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'))
+    };
+    let script = script.map(beginning);
+    parts(words, script.as_deref()).find(is_python).map(str::to_owned)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn python_of_a_command_is_found() {
+        let of = |text: &str, script: Option<&str>| {
+            let words: Vec<_> = text.split('_').map(str::to_owned).collect();
+            python(&words, script.map(str::as_bytes))
+        };
+        for (text, script, expected) in [
+            ("python3_a.py", None, Some("python3")),
+            ("/opt/venv/bin/python3.13_-u_a.py", None, Some("/opt/venv/bin/python3.13")),
+            ("sh_-c_cd x && exec python a.py", None, Some("python")),
+            ("run.sh", Some("#!/bin/sh\nexport A=1;python3 $1\n"), Some("python3")),
+            ("./a_pythonic.py", None, None),
+            ("python3-config_python.sh", None, None),
+        ] {
+            assert_eq!(of(text, script).as_deref(), expected, "{text}");
+        }
+    }
 
     /// Writes this program to `path`, linked with a library of another name if one is given.
     fn put(path: PathBuf, library: Option<&str>) {

@@ -18,6 +18,8 @@ pub mod libraries;
 mod local;
 mod machine;
 mod mpi;
+mod node_command;
+mod node_mpi;
 mod nodes;
 mod place;
 mod process_manager;

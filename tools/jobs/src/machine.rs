@@ -309,16 +309,7 @@ impl Own {
         let default = mpi.map(|family| family.image(arch));
         if let Some(image) = spec.image.as_ref().map(ImageName::as_str).or(default) {
             if tofu_image::Cache::from_env()?.find(image)?.is_none() && spec.image.is_none() {
-                let of = match arch {
-                    Arch::X86_64 => String::new(),
-                    Arch::Arm64 => format!(" --arch {arch}"),
-                };
-                let make = match mpi {
-                    Some(Family::OpenMpi { .. }) => {
-                        format!("image build{of} --name {image} --with openmpi-bin")
-                    }
-                    _ => format!("sdk{of} --mpi DIR"),
-                };
+                let make = mpi.unwrap_or(Family::Mpich).make_image(arch);
                 bail!("there is no image {image} for MPI programs; `tofu {make}` makes it");
             }
             command.args(["--image", image]);

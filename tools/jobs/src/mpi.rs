@@ -19,6 +19,7 @@ use crate::elf::Family;
 use crate::job::{Event, Teller};
 use crate::libraries::{self, PROVIDER};
 use crate::place::Placement;
+use crate::spec::JobSpec;
 use crate::{closure, elf};
 
 /// The variable with which a user chooses providers.
@@ -171,6 +172,27 @@ fn start(command: Command, layout: &Layout, events: Teller) -> anyhow::Result<Se
     server.context("Open MPI's ranks need a PMIx server (Debian: libpmix2)")
 }
 
+/// Returns the family of the MPI library that the user names for programs of nodes, which are not
+/// linked with it, as Python.
+///
+/// # Errors
+///
+/// If it is none.
+pub(crate) fn named(spec: &JobSpec) -> anyhow::Result<Option<Family>> {
+    let own = spec.env.iter().find(|own| own.name == LIBRARY).map(|own| own.value.clone().into());
+    let file = own.or_else(|| env::var_os(LIBRARY)).filter(|file| !file.is_empty());
+    file.map(|file| family_named(Path::new(&file))).transpose()
+}
+
+/// Returns the family of a library that the user names, by its file's name.
+fn family_named(file: &Path) -> anyhow::Result<Family> {
+    let what = || format!("{LIBRARY}={}", file.display());
+    let name = libraries::name(file).with_context(what)?;
+    Family::of(name).with_context(|| {
+        format!("{}: not libmpi.so.40 of Open MPI, libmpich.so.12 or libmpi.so.12", what())
+    })
+}
+
 /// An MPI library.
 struct Library {
     name: String,
@@ -191,10 +213,8 @@ fn library_of(
     if let Some(file) = env::var_os(LIBRARY).filter(|file| !file.is_empty()) {
         let file = PathBuf::from(file);
         let what = || format!("{LIBRARY}={}", file.display());
+        let family = family_named(&file)?;
         let name = libraries::name(&file).with_context(what)?.to_owned();
-        let family = Family::of(&name).with_context(|| {
-            format!("{}: not libmpi.so.40 of Open MPI, libmpich.so.12 or libmpi.so.12", what())
-        })?;
         // The loader lists no libraries of one that is missing.
         let file = fs::canonicalize(&file).with_context(what)?;
         let own = fs::read("/proc/self/exe").context("cannot read this program")?;

@@ -23,6 +23,7 @@ use crate::fetch_outputs::{self, Destination, Origin};
 use crate::job::{self, Control, EXIT_TIMEOUT, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::lease::{Got, Lease};
 use crate::machine::{Found, Machine};
+use crate::node_command::{must, shell};
 use crate::place::{Placement, Wanted, in_order};
 use crate::process_manager::{Manager, Ranks};
 use crate::spec::JobSpec;
@@ -40,8 +41,6 @@ const RESTART: &str = "TOFU_RESTART";
 const GROUP: &str = "TOFU_GROUP";
 /// The variable with their subnet.
 const SUBNET: &str = "TOFU_SUBNET";
-/// Bytes of output of our programs on a node that are read.
-const MAX_SAID: usize = 2000;
 
 /// Prepares a node before any program of the job runs. Where the kernel driver or `tofud` gives
 /// users the device, makes the user the owner of the job's folder, and limits the user to the job's
@@ -134,7 +133,10 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         Found::Machine(machine) => machine,
         Found::Over(code) => return Ok(code),
     };
-    let result = match bundle.fit(machine.arch, spec, &preparing) {
+    let fitted = bundle
+        .look_for_mpi(&machine, spec)
+        .and_then(|()| bundle.fit(machine.arch, spec, &preparing));
+    let result = match fitted {
         Ok(()) => on_machine(spec, wanted, (&bundle, destination.as_ref()), &mut machine, &control),
         Err(error) => preparing.stopped(error),
     };
@@ -534,37 +536,6 @@ fn on_nodes(nodes: &[u32], each: impl Fn(u32) -> anyhow::Result<()> + Sync) -> a
         let results: Vec<_> = threads.into_iter().map(join).collect();
         results.into_iter().collect()
     })
-}
-
-/// Returns the command that runs a script with arguments in a node's shell.
-fn shell(words: &[&str]) -> Exec {
-    let args = ["sh", "-c"].iter().chain(words).map(|word| (*word).to_owned()).collect();
-    Exec { program: Program::Named, args, env: Vec::new(), stdin: false }
-}
-
-/// Runs one of our programs on a node and fails unless it succeeds. Returns the beginning of its
-/// output.
-fn must(socket: &Path, node: u32, exec: Exec, input: &[u8]) -> anyhow::Result<String> {
-    let remote = RemoteProgram::start(socket, node, exec)?;
-    let mut said = Vec::new();
-    let status = thread::scope(|scope| {
-        let feeding = remote.clone();
-        scope.spawn(move || feeding.feed(input));
-        let status = remote.follow(|_, bytes| {
-            let room = MAX_SAID.saturating_sub(said.len());
-            said.extend_from_slice(&bytes[..bytes.len().min(room)]);
-            Ok(())
-        });
-        // A thread that still feeds the program would wait for credit for ever.
-        remote.give_up();
-        status
-    });
-    let said = String::from_utf8_lossy(&said).into_owned();
-    match status? {
-        Status::Code(0) => Ok(said),
-        Status::NotRun { why, .. } => bail!(tofu_ui::printable(&why)),
-        _ => bail!(tofu_ui::printable(said.trim())),
-    }
 }
 
 impl Rank for RemoteProgram {
