@@ -259,8 +259,9 @@ impl Words<'_> {
 
     fn timeout(&mut self) -> anyhow::Result<Timeout> {
         let text = self.next()?;
-        let seconds = format!("{text}s").parse().ok();
-        seconds.with_context(|| format!("{} {text}: must be a number of seconds", self.option))
+        let seconds = text.parse::<i64>().ok();
+        let timeout = seconds.and_then(|seconds| Timeout::try_from(seconds).ok());
+        timeout.with_context(|| format!("{} {text}: must be a number of seconds", self.option))
     }
 
     fn number(&mut self) -> anyhow::Result<u32> {
