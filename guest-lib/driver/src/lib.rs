@@ -44,6 +44,7 @@ mod tables;
 #[cfg(feature = "volatile")]
 mod volatile;
 
+pub use arm::Arm;
 pub use barrier::{Channel, ChannelConfig, ChannelError, ChannelWaitError, Gate};
 pub use cq::{Cq, CqConfig, CqException, OpenError, WaitError};
 pub use device::{Device, DeviceError, IrqUnit, TimedOut, Tni};

@@ -1,11 +1,13 @@
 //! The device's side of rings: takes the orders of a process, and writes completions and notices.
 
+use core::mem;
 use core::sync::atomic::Ordering;
 
 use tofu_abi::Rcode;
 use tofu_abi::desc::{Command, DESC_SIZE, Descriptor, Header1};
 use tofu_abi::queue::{MRQ_ENTRY_SIZE, MrqEntry, MrqWord0, RingIndex, TCQ_ENTRY_SIZE, TcqEntry};
 
+use crate::arm::Arm;
 use crate::order::Order;
 use crate::platform::DmaBuffer;
 use crate::rings::RingMemory;
@@ -26,13 +28,29 @@ pub struct ServedRings<D> {
     notify: RingIndex,
     /// Number of notices that the process has reported as taken.
     full_pointer: u64,
+    /// The word by which the process requests to be woken, if it can be.
+    arm: Option<Arm<D>>,
+    /// Something was written since the word was last read.
+    is_news: bool,
 }
 
 impl<D: DmaBuffer> ServedRings<D> {
     /// Serves rings in this memory, which is blank still.
     pub fn new(memory: RingMemory<D>) -> Self {
         let (fetch, notify) = (RingIndex::new(memory.orders()), RingIndex::new(memory.notices()));
-        Self { memory, fetch, complete: fetch, notify, full_pointer: 0 }
+        let (complete, arm) = (fetch, None);
+        Self { memory, fetch, complete, notify, full_pointer: 0, arm, is_news: false }
+    }
+
+    /// Serves a process that requests by this word to be woken.
+    pub fn with_arm(self, arm: Arm<D>) -> Self {
+        Self { arm: Some(arm), ..self }
+    }
+
+    /// Returns whether the process must be woken now, because something was written for it and it
+    /// has requested that, and takes the request.
+    pub fn must_wake(&mut self) -> bool {
+        mem::take(&mut self.is_news) && self.arm.as_ref().is_some_and(Arm::take)
     }
 
     /// Returns the descriptor at a position, if the process has posted it.
@@ -79,6 +97,7 @@ impl<D: DmaBuffer> ServedRings<D> {
             let place = self.complete.slot() as usize * TCQ_ENTRY_SIZE;
             self.memory.tcq().store_u64(place, entry.0, Ordering::Release);
             self.complete.advance();
+            self.is_news = true;
         }
     }
 
@@ -94,6 +113,7 @@ impl<D: DmaBuffer> ServedRings<D> {
         let word = MrqWord0(word).with_flip(self.notify.flip());
         self.memory.mrq().store_u64(place, word.0, Ordering::Release);
         self.notify.advance();
+        self.is_news = true;
         true
     }
 

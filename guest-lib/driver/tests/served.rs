@@ -13,9 +13,9 @@ use tofu_abi::desc::{Command, Descriptor, Header1};
 use tofu_abi::queue::{MrqEntry, MrqWord0};
 use tofu_abi::regs::CqReg;
 use tofu_abi::{Coords, Rcode, StagOffset, TniId};
-use tofu_driver::{Order, RingMemory, Rings, ServedRings, Target, UserPage};
+use tofu_driver::{Arm, Order, RingMemory, Rings, ServedRings, Target, UserPage};
 
-use words::{Memory, Word};
+use words::{Fenced, Memory, Word};
 
 /// A page with the one register that counts.
 #[derive(Clone, Debug, Default)]
@@ -203,6 +203,60 @@ fn loom_entries_are_whole_when_seen() {
         server.join().unwrap();
         assert!(rings.poll_tcq().is_none_or(|done| done.rcode == Rcode::new(9)));
     });
+}
+
+/// A process that requests to be woken and finds nothing then is woken, also if it has withdrawn a
+/// request before.
+#[test]
+fn loom_no_wake_up_is_lost() {
+    use loom::sync::atomic::AtomicBool;
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let (mut rings, served, _) = rings::<Fenced>(2, 1);
+        let word = Memory::<Fenced>::new(0, Arm::<Memory>::SIZE);
+        let mut served = served.with_arm(Arm::of(word.clone()));
+        let arm = Arm::of(word);
+        // In place of an eventfd.
+        let event = Arc::new(AtomicBool::new(false));
+        let bell = Arc::clone(&event);
+        let server = loom::thread::spawn(move || {
+            assert!(served.notify(&notice(5)));
+            if served.must_wake() {
+                bell.store(true, Ordering::SeqCst);
+            }
+        });
+        arm.ask();
+        let mut found = rings.poll_mrq().is_some();
+        if !found {
+            arm.withdraw();
+            event.store(false, Ordering::SeqCst);
+            arm.ask();
+            found = rings.poll_mrq().is_some();
+        }
+        server.join().unwrap();
+        assert!(found || event.load(Ordering::SeqCst), "it would sleep for ever");
+    });
+}
+
+/// A process is woken once for each request, and only by something new.
+#[test]
+fn one_request_wakes_once() {
+    let (_, served, _) = rings::<AtomicU64>(8, 8);
+    let word = Memory::<AtomicU64>::new(0, Arm::<Memory>::SIZE);
+    let mut served = served.with_arm(Arm::of(word.clone()));
+    let arm = Arm::of(word);
+    let news = |served: &mut ServedRings<Memory>| {
+        assert!(served.notify(&notice(1)));
+        served.must_wake()
+    };
+    assert!(!news(&mut served), "it has not asked");
+    arm.ask();
+    assert!(!served.must_wake(), "nothing is new");
+    assert!(news(&mut served) && !news(&mut served));
+    arm.ask();
+    arm.withdraw();
+    assert!(!news(&mut served));
 }
 
 /// The first of two descriptors is there before the second.

@@ -30,6 +30,25 @@ macro_rules! word {
 word!(AtomicU64);
 word!(loom::sync::atomic::AtomicU64);
 
+/// A word of loom's whose accesses all have a fence: loom does not see those of the driver.
+#[derive(Debug)]
+#[allow(dead_code, reason = "one of the two tests has none")]
+pub(crate) struct Fenced(loom::sync::atomic::AtomicU64);
+
+impl Word for Fenced {
+    fn new() -> Self {
+        Self(loom::sync::atomic::AtomicU64::new(0))
+    }
+    fn load(&self, order: Ordering) -> u64 {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+        self.0.load(order)
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
 /// Memory of one allocation.
 #[derive(Debug)]
 pub(crate) struct Memory<W = AtomicU64> {
