@@ -22,7 +22,7 @@ use crate::gates::{GatePool, VbgSetting};
 use crate::idle::IdlePolls;
 use crate::ids::VbgId;
 use crate::lock::Lock;
-use crate::provider::{Channel, OpenQueue, Provider, Queue, Registration};
+use crate::provider::{Channel, OpenQueue, Provider, Queue, Registration, no_interrupts};
 
 /// Memory of the process that the device can access until this is dropped.
 #[derive(Debug)]
@@ -502,11 +502,6 @@ const LOCAL_NOTICES: u64 = {
     }
     local
 };
-
-const fn no_interrupts() -> Error {
-    let hint = "the device has no interrupts for this process: poll";
-    Error::new(Code::NotSupported, "waiting for a control queue", hint)
-}
 
 impl<P: Platform, M: MapUser<P>, C> Queue for DriverQueue<P, M, C> {
     fn orders(&self) -> usize {

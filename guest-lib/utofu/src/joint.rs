@@ -7,13 +7,13 @@
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use tofu_abi::Rcode;
 use tofu_abi::irq::CqsIrqs;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::table::PageSize;
-use tofu_abi::{CqId, Rcode, TniId};
 use tofu_driver::{
-    Access, Cq, CqConfig, Device, DmaBuffer, Full, MemoryRange, Order, Platform, RingMemory,
-    ServedRings, Stag,
+    Access, Arm, Cq, CqConfig, Device, DmaBuffer, Full, MemoryRange, Order, Platform, RingMemory,
+    ServedRings, Stag, TimedOut,
 };
 
 use crate::driver::{open_error, register_error};
@@ -84,27 +84,31 @@ pub struct OwnedQueue<P: Platform> {
 }
 
 impl<P: Platform> OwnedQueue<P> {
-    /// Opens a queue with `stags` steering tags and a message receive queue of size code
-    /// `mrq_size`, and enables its interface. Arrivals interrupt if interrupts are requested.
+    /// Opens a queue, and enables its interface. In place of the interrupts of `config`, entries
+    /// interrupt if that is requested.
     ///
     /// # Errors
     ///
     /// As [`Provider::open`](crate::Provider::open).
-    pub fn open(
-        device: &Device<P>,
-        (tni, cq): (TniId, CqId),
-        stags: u32,
-        mrq_size: u8,
-    ) -> Result<Self, Error> {
+    pub fn open(device: &Device<P>, config: &CqConfig) -> Result<Self, Error> {
+        let tni = config.tni;
         let broken = |_| {
             let hint = "the device does not enable the interface";
             Error::with_value(Code::Fatal, "TNI", tni.get().into(), hint)
         };
         device.tni(tni).enable().map_err(broken)?;
-        let interrupts = CqsIrqs::ACKNOWLEDGES;
-        let config = CqConfig { stags, mrq_size, interrupts, ..CqConfig::new(tni, cq) };
+        let config = CqConfig { interrupts: CqsIrqs::ACKNOWLEDGES, ..*config };
         let cq = Cq::open(device, &config).map_err(open_error)?;
         Ok(Self { cq, registered: BTreeMap::new() })
+    }
+
+    /// Closes it.
+    ///
+    /// # Errors
+    ///
+    /// [`TimedOut`] if the device does not release it. Its memory is then never used again.
+    pub fn close(self) -> Result<(), TimedOut> {
+        self.cq.close()
     }
 
     /// Returns the driver's queue.
@@ -224,19 +228,24 @@ impl<Q: Divisible, D: DmaBuffer> JointQueue<Q, D> {
         Half::BOTH.iter().all(|half| self.is_free(*half))
     }
 
-    /// Gives a half to a process with rings in this memory, which are blank.
+    /// Gives the queue back.
+    pub fn into_queue(self) -> Q {
+        self.queue
+    }
+
+    /// Gives a half to a process with rings and a word for requests in this memory, which is blank.
     ///
     /// # Errors
     ///
     /// [`Code::NotAvailable`] unless it [is free](JointQueue::is_free).
-    pub fn join(&mut self, half: Half, memory: RingMemory<D>) -> Result<(), Error> {
+    pub fn join(&mut self, half: Half, memory: RingMemory<D>, arm: Arm<D>) -> Result<(), Error> {
         if !self.is_free(half) {
             let hint = "another process has it";
             return Err(Error::new(Code::NotAvailable, "half of a control queue", hint));
         }
         // Notices of commands to the process that had it before are not for this one.
         self.sort_notices();
-        let (rings, stags) = (ServedRings::new(memory), BTreeSet::new());
+        let (rings, stags) = (ServedRings::new(memory).with_arm(arm), BTreeSet::new());
         self.members[half as usize] = Some(Member { rings, stags, is_stopped: false, lost: 0 });
         Ok(())
     }
@@ -301,6 +310,12 @@ impl<Q: Divisible, D: DmaBuffer> JointQueue<Q, D> {
         if let Some(member) = &mut self.members[half as usize] {
             member.rings.acknowledge(full_pointer);
         }
+    }
+
+    /// Returns whether a process must be woken now, because it has got an entry and has requested
+    /// that, and takes the request.
+    pub fn must_wake(&mut self, half: Half) -> bool {
+        self.members[half as usize].as_mut().is_some_and(|member| member.rings.must_wake())
     }
 
     /// Moves what there is between the queue and the processes, a queue's worth at most. Returns

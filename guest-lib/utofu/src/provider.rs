@@ -9,10 +9,14 @@ use tofu_abi::reduce::{Input, Op, Value};
 use tofu_abi::{BchId, Coords, CqId, Rcode, TniId};
 use tofu_driver::Full;
 
-#[allow(unused_imports, reason = "for links")]
-use crate::error::Code;
-use crate::error::Error;
+use crate::error::{Code, Error};
 use crate::gates::VbgSetting;
+
+/// The error of a queue without interrupts.
+pub const fn no_interrupts() -> Error {
+    let hint = "a process that reaches its device in this way has no interrupts: poll";
+    Error::new(Code::NotSupported, "waiting for a control queue", hint)
+}
 
 /// A control queue to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,8 +182,7 @@ pub trait Queue {
     ///
     /// [`Code::NotSupported`] if the queue has no interrupts, as by default; [`Code::OutOfMemory`].
     fn interrupt_fd(&mut self) -> Result<i32, Error> {
-        let hint = "a process that reaches its device in this way has no interrupts: poll";
-        Err(Error::new(Code::NotSupported, "waiting for a control queue", hint))
+        Err(no_interrupts())
     }
 
     /// Clears an interrupt that has come, and requests one for the next requested completion, or

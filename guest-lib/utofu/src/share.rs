@@ -176,6 +176,11 @@ impl DeviceShare {
             .find(|cq| is_free(*cq))
     }
 
+    /// Returns the process's only queue, and its half of it, if another process has the rest.
+    pub fn shared_queue(&self) -> Option<((TniId, CqId), Half)> {
+        Some((self.tnis().next().zip(self.cqs().next())?, self.half?))
+    }
+
     /// Returns the network interfaces.
     pub fn tnis(&self) -> impl ExactSizeIterator<Item = TniId> + use<> {
         TniId::ALL[usize::from(self.tnis.start)..usize::from(self.tnis.end)].iter().copied()

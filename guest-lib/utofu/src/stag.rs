@@ -7,7 +7,7 @@ use crate::error::{Code, Error};
 use crate::ids::{FIRST_NORMAL_STAG, Stadd};
 
 /// Steering tags of a queue: 4096 reserved ones and as many others.
-pub(crate) const NUM_STAGS: u32 = 2 * FIRST_NORMAL_STAG;
+pub const NUM_STAGS: u32 = 2 * FIRST_NORMAL_STAG;
 /// The lower bits of a normal STADD are those of the address, as on real systems, where memory is
 /// registered in pages of 64 KiB.
 const OFFSET_MASK: usize = 0xffff;

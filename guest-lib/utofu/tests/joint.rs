@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tofu_abi::Rcode;
 use tofu_abi::queue::{MrqEntry, MrqId, MrqWord0, MrqWord1};
 use tofu_abi::regs::CqReg;
-use tofu_driver::{Full, Order, RingMemory, Rings, Target, UserPage, VolatileBuffer};
+use tofu_driver::{Arm, Full, Order, RingMemory, Rings, Target, UserPage, VolatileBuffer};
 use tofu_utofu::{Divisible, Error, Half, JointQueue, MappedMemory};
 use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
@@ -104,6 +104,9 @@ struct Process {
     half: Half,
     rings: Rings<Memory, Registers>,
     page: Registers,
+    arm: Arm<Memory>,
+    /// It sleeps until it is woken.
+    asleep: bool,
     posted: VecDeque<u64>,
     notices: VecDeque<u64>,
     stags: BTreeSet<u32>,
@@ -114,10 +117,13 @@ impl Process {
         let parts = RingMemory::<Memory>::sizes(ORDERS, NOTICES)
             .map(|size| Memory(Arc::new(MmapRegion::new(size.max(4096)).unwrap())));
         let page = Registers::default();
-        joint.join(half, RingMemory::of(parts.clone(), ORDERS, NOTICES)).ok()?;
+        let word = Memory(Arc::new(MmapRegion::new(4096).unwrap()));
+        let memory = RingMemory::of(parts.clone(), ORDERS, NOTICES);
+        joint.join(half, memory, Arm::of(word.clone())).ok()?;
         let rings = Rings::new(RingMemory::of(parts, ORDERS, NOTICES), page.clone());
         let (posted, notices, stags) = Default::default();
-        Some(Self { half, rings, page, posted, notices, stags })
+        let arm = Arm::of(word);
+        Some(Self { half, rings, page, arm, asleep: false, posted, notices, stags })
     }
 }
 
@@ -128,6 +134,8 @@ enum Step {
     End(Half),
     Post(Half, bool),
     Poll(Half),
+    /// The process requests to be woken, polls, and sleeps if it finds nothing.
+    Sleep(Half),
     Register(Half, u32),
     Deregister(Half, u32),
     Serve,
@@ -144,6 +152,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => half().prop_map(Step::End),
         6 => (half(), any::<bool>()).prop_map(|(half, long)| Step::Post(half, long)),
         6 => half().prop_map(Step::Poll),
+        2 => half().prop_map(Step::Sleep),
         1 => (half(), 0u32..8192).prop_map(|(half, stag)| Step::Register(half, stag)),
         1 => (half(), 0u32..8192).prop_map(|(half, stag)| Step::Deregister(half, stag)),
         6 => Just(Step::Serve),
@@ -183,9 +192,38 @@ impl World {
         }
     }
 
-    /// A process polls: it gets its own, in order.
-    fn poll(&mut self, half: Half) {
+    /// A process requests to be woken, and sleeps if there is nothing for it.
+    fn sleep(&mut self, half: Half) {
         let Some(process) = &mut self.processes[half as usize] else { return };
+        process.arm.ask();
+        if self.poll(half) {
+            self.processes[half as usize].iter().for_each(|process| process.arm.withdraw());
+        } else if let Some(process) = &mut self.processes[half as usize] {
+            process.asleep = true;
+        }
+    }
+
+    /// The owner serves the queue, and wakes who has something and sleeps.
+    fn serve(&mut self) {
+        self.joint.serve();
+        for half in Half::BOTH {
+            let wakes = self.joint.must_wake(half);
+            let Some(process) = &mut self.processes[half as usize] else {
+                assert!(!wakes, "there is none");
+                continue;
+            };
+            assert!(process.asleep || !wakes, "it has not asked for that");
+            process.asleep &= !wakes;
+            if process.asleep {
+                assert!(!self.poll(half), "there was something for a process that sleeps");
+            }
+        }
+    }
+
+    /// A process polls: it gets its own, in order. Returns whether there was anything.
+    fn poll(&mut self, half: Half) -> bool {
+        let Some(process) = &mut self.processes[half as usize] else { return false };
+        let before = process.posted.len() + process.notices.len();
         while let Some(done) = process.rings.poll_tcq() {
             let number = process.posted.pop_front().expect("not its own, or twice");
             assert_eq!((done.cookie, done.rcode), (number, Rcode::new(number as u8)));
@@ -197,6 +235,7 @@ impl World {
         for value in process.page.0.lock().unwrap().drain(..) {
             self.joint.acknowledge(half, value);
         }
+        process.posted.len() + process.notices.len() < before
     }
 
     fn register(&mut self, half: Half, stag: u32) {
@@ -252,12 +291,13 @@ impl World {
             }
             Step::End(half) => self.end(half),
             Step::Post(half, long) => self.post(half, long),
-            Step::Poll(half) => self.poll(half),
+            Step::Poll(half) => {
+                self.poll(half);
+            }
+            Step::Sleep(half) => self.sleep(half),
             Step::Register(half, stag) => self.register(half, stag),
             Step::Deregister(half, stag) => self.deregister(half, stag),
-            Step::Serve => {
-                self.joint.serve();
-            }
+            Step::Serve => self.serve(),
             Step::Finish => self.finish(),
             Step::Notice(half) => self.notice(half),
         }
@@ -266,11 +306,13 @@ impl World {
     /// Everything ends that was posted.
     fn settle(&mut self) {
         for _ in 0..4 * ORDERS {
-            self.joint.serve();
+            self.serve();
             for _ in 0..ORDERS {
                 self.finish();
             }
-            Half::BOTH.into_iter().for_each(|half| self.poll(half));
+            for half in Half::BOTH {
+                self.poll(half);
+            }
         }
     }
 }

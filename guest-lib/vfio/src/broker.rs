@@ -22,8 +22,8 @@
 //! others' memory, an address space for each job needs PASIDs, which the device does not have, VFIO
 //! gives a page of doorbells only with all others, and copies of payload are not one-sided.
 //!
-//! `tofu run --local` is a broker, too, for ranks that share a control queue. Each of them has
-//! mapped its memory for the device itself, and has rings that the broker serves.
+//! Processes that share a control queue have rings that the broker serves. `tofu run --local` is a
+//! broker, too, for such ranks, which have mapped their memory for the device themselves.
 //!
 //! [`Broker`] is the process's side, [`SharedPlatform`] the resulting platform. The messages are in
 //! [`wire`]. [`VfioPlatform`](crate::VfioPlatform) has what the broker needs from this crate: its
@@ -43,7 +43,7 @@ use crate::bdf::Bdf;
 pub use client::{Broker, BrokerError, Shared, SharedPlatform};
 pub use isolated::{
     BrokerPage, IsolatedChannel, IsolatedDevice, IsolatedQueue, Joined, Part, RegisterError,
-    ring_file,
+    SharedRings, Wake,
 };
 pub use own::ShareError;
 

@@ -19,6 +19,7 @@ pub mod netboot;
 pub mod pci_config;
 pub mod registers;
 pub mod relay;
+pub mod shared_rings;
 pub mod tables;
 pub mod tnw;
 pub mod tof;

@@ -124,6 +124,11 @@ fn relay() {
 }
 
 #[test]
+fn shared_rings() {
+    replay("shared_rings", tofu_fuzz::shared_rings::run);
+}
+
+#[test]
 fn tofud_wire() {
     replay("tofud_wire", tofu_fuzz::tofud_wire::run);
 }

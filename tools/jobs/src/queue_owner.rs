@@ -1,25 +1,14 @@
 //! The owner of the control queues that ranks of a node share, with `tofu run --local`.
 //!
-//! A thread of this process is one more client of the node. It opens each queue that two ranks
-//! share, and serves the rings of both ([`JointQueue`]). A rank requests the queue and the
-//! registration of memory by the same messages as programs use with `tofud`. Each rank maps its
-//! memory itself, as with a separate queue. When a rank ends, by any cause, its connection ends:
-//! its memory is deregistered, and the other rank continues.
-//!
-//! A completion is that of the rank that posted the command. A notice is that of the rank to whose
-//! extra values the one in `edata` belongs, of which bit 2 suffices.
-//!
-//! The alternative was rings that both ranks map, with a lock that outlives the process that holds
-//! it. A rank may then be killed at each store to a ring, and the next one to take the lock must
-//! find out how far it came. With an owner the ranks share neither lock nor memory. A doorbell is a
-//! message, which costs two changes of process for each command that is not posted with others.
+//! A thread of this process is one more client of the node, and serves the rings of the ranks
+//! ([`SharedQueues`]). Each rank maps its memory itself, as with a separate queue. When a rank
+//! ends, by any cause, its connection ends.
 
-use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use std::{io, mem};
 
 use anyhow::Context;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -29,19 +18,16 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 use rustix::process::geteuid;
-use tofu_abi::irq::vector;
-use tofu_abi::regs::{CqReg, NodeAddress};
-use tofu_abi::{Coords, CqId, TniId};
+use tofu_abi::Coords;
+use tofu_abi::regs::NodeAddress;
 use tofu_driver::Device;
-use tofu_utofu::{Code, DeviceShare, Error, Half, JointQueue, MappedMemory, OwnedQueue};
-use tofu_vfio::broker::wire::{
-    Answer, IsolatedRequest, Page, Queue, Refusal, Request, VERSION, receive, send,
+use tofu_queue_owner::{
+    FilePart, Home, Member, QueueOwner as Queues, Refused, Reply, Rights, SharedQueues,
 };
-use tofu_vfio::broker::{Part, ring_file};
+use tofu_utofu::DeviceShare;
+use tofu_vfio::broker::wire::{Answer, Refusal, Request, VERSION, receive, send};
 use tofu_vfio_user_client::SocketPlatform;
 
-/// Size code of the message receive queues: 32768 notices, as ranks with own queues have them.
-const MRQ_SIZE: u8 = 2;
 /// The most messages of a rank that are read before the others' turn comes.
 const MESSAGES: usize = 32;
 /// Connections that wait to be accepted.
@@ -83,8 +69,8 @@ impl QueueOwner {
         bind(&door, &SocketAddrUnix::new_abstract_name(node.door.as_bytes())?)?;
         listen(&door, BACKLOG)?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let ranks = node.ranks;
-        let owner = Owner { device, ranks, door, stop: Arc::clone(&stop), queues: BTreeMap::new() };
+        let (ranks, queues) = (node.ranks, Queues::new(LocalNode(device.clone())));
+        let owner = Owner { device, ranks, door, stop: Arc::clone(&stop), queues };
         let name = format!("queues{}", node.at);
         let run = move || {
             if let Err(error) = owner.run() {
@@ -107,27 +93,32 @@ impl Drop for QueueOwner {
     }
 }
 
-/// A queue of the node.
-type Place = (TniId, CqId);
-/// A queue that ranks share.
-type Shared = JointQueue<OwnedQueue<SocketPlatform>, Part>;
+/// The node, whose ranks map their memory themselves.
+struct LocalNode(Device<SocketPlatform>);
 
-/// A request that is done when the queue allows it.
-#[derive(Clone, Copy)]
-enum Pending {
-    /// For its half of the queue, with so many steering tags in the whole queue.
-    Open { stags: u32, mrq_size: u8 },
-    /// To return it.
-    Close,
+impl Home for LocalNode {
+    type Platform = SocketPlatform;
+    type Mapping = ();
+    const PROCESSES_MAP: bool = true;
+
+    fn device(&self) -> &Device<SocketPlatform> {
+        &self.0
+    }
+
+    fn event(&self, vector: u16) -> io::Result<Arc<OwnedFd>> {
+        self.0.platform().interrupt_event(vector).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn map(&self, _: &FilePart<'_>) -> Result<(u64, ()), Refused> {
+        Err(wrong("ranks map their memory themselves"))
+    }
 }
 
 /// A connected rank.
 struct Client {
     socket: OwnedFd,
-    /// Its queue and its half of that, once it has identified itself.
-    own: Option<(Place, Half)>,
-    is_open: bool,
-    pending: Option<Pending>,
+    /// Its half of a queue, once it has identified itself.
+    member: Option<Member>,
     is_gone: bool,
 }
 
@@ -137,53 +128,41 @@ struct Owner {
     ranks: u16,
     door: OwnedFd,
     stop: Arc<OwnedFd>,
-    queues: BTreeMap<Place, Shared>,
+    queues: Queues<LocalNode>,
 }
-
-/// A request that is not done.
-struct Refused(Refusal, String);
 
 fn wrong(text: &str) -> Refused {
-    Refused(Refusal::Wrong, text.to_owned())
+    Refused::new(Refusal::Wrong, text)
 }
 
-impl From<Error> for Refused {
-    fn from(error: Error) -> Self {
-        let why = match error.code() {
-            Code::NotAvailable => Refusal::InUse,
-            Code::OutOfMemory | Code::OutOfResource => Refusal::NoneLeft,
-            Code::Fatal => Refusal::NoDevice,
-            _ => Refusal::Wrong,
-        };
-        Self(why, error.to_string())
-    }
-}
-
-/// Sends an answer. A rank that does not listen, or is gone, ends its connection.
-fn answer(client: &mut Client, answer: &Answer, fds: &[BorrowedFd<'_>]) {
-    client.is_gone |= send(client.socket.as_fd(), answer, fds).is_err();
-}
-
-fn refuse(client: &mut Client, Refused(why, text): Refused) {
-    answer(client, &Answer::Refused { why, text }, &[]);
+/// Answers a rank. One that does not listen, or is gone, ends its connection.
+fn answer(client: &mut Client, reply: Result<Option<Reply>, Refused>) {
+    let socket = client.socket.as_fd();
+    let sent = match reply {
+        Ok(None) => return,
+        Ok(Some(Reply::Answer(answer))) => send(socket, &answer, &[]),
+        Ok(Some(Reply::Memory(file, event))) => {
+            send(socket, &Answer::Memory, &[file.as_fd(), event.as_fd()])
+        }
+        Err(refused) => send(socket, &refused.answer(), &[]),
+    };
+    client.is_gone |= sent.is_err();
 }
 
 impl Owner {
     fn run(mut self) -> anyhow::Result<()> {
         let mut clients: Vec<Client> = Vec::new();
         loop {
-            let mut busy = self.serve();
+            let mut busy = self.queues.serve();
             for client in &mut clients {
-                self.settle(client);
-            }
-            self.queues.retain(|_, queue| !queue.is_unused());
-            if !busy {
-                // An entry that is there by now interrupts no more, and later ones do.
-                for queue in self.queues.values() {
-                    queue.queue().cq().take_interrupt();
-                    queue.queue().cq().ask_interrupt();
+                if let Some(member) = &mut client.member {
+                    let settled = self.queues.settle(member);
+                    answer(client, settled);
                 }
-                busy = self.serve();
+            }
+            self.queues.close_unused();
+            if !busy {
+                busy = self.queues.rest();
             }
             let [stopped, accepts] = self.wait(&clients, busy)?;
             if stopped {
@@ -198,26 +177,21 @@ impl Owner {
                         break;
                     }
                 }
-                if client.is_gone {
-                    self.end(client);
+                if client.is_gone
+                    && let Some(member) = &mut client.member
+                {
+                    self.queues.end(member);
                 }
             }
             clients.retain(|client| !client.is_gone);
         }
     }
 
-    /// Moves what there is. Returns whether there was anything.
-    fn serve(&mut self) -> bool {
-        self.queues.values_mut().fold(false, |busy, queue| queue.serve() | busy)
-    }
-
     /// Waits until there is work; with `busy`, only polls. Returns whether the owner must stop, and
     /// whether a rank wants to connect.
     fn wait(&self, clients: &[Client], busy: bool) -> anyhow::Result<[bool; 2]> {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let vectors = self.queues.keys().map(|&(tni, cq)| vector::cq(tni, cq));
-        let events = vectors.filter_map(|at| self.device.platform().interrupt_event(at));
-        let events: Vec<Arc<OwnedFd>> = events.collect();
+        let events = self.queues.events();
         let ours = [self.stop.as_fd(), self.door.as_fd()].into_iter();
         let theirs = clients.iter().map(|client| client.socket.as_fd());
         let all = ours.chain(theirs).chain(events.iter().map(|event| event.as_fd()));
@@ -245,18 +219,15 @@ impl Owner {
         };
         let peer = socket_peercred(&socket).ok()?;
         let own = (peer.uid == geteuid()).then_some(socket)?;
-        Some(Client { socket: own, own: None, is_open: false, pending: None, is_gone: false })
+        Some(Client { socket: own, member: None, is_gone: false })
     }
 
     /// Reads a message; false if there is none.
     fn read(&mut self, client: &mut Client) -> bool {
         match receive::<Request>(client.socket.as_fd()) {
             Ok(Some(request)) => {
-                match self.handle(client, &request) {
-                    Ok(Some(done)) => answer(client, &done, &[]),
-                    Ok(None) => {}
-                    Err(refused) => refuse(client, refused),
-                }
+                let handled = self.handle(client, &request);
+                answer(client, handled);
                 true
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
@@ -269,163 +240,31 @@ impl Owner {
     }
 
     /// Handles a request of a rank. `None` if it gets its answer later, or none.
-    fn handle(
-        &mut self,
-        client: &mut Client,
-        request: &Request,
-    ) -> Result<Option<Answer>, Refused> {
+    fn handle(&mut self, client: &mut Client, request: &Request) -> Result<Option<Reply>, Refused> {
         match *request {
-            Request::Hello { version: VERSION, place } if client.own.is_none() => {
-                client.own = Some(self.place_of(place)?);
+            Request::Hello { version: VERSION, place } if client.member.is_none() => {
+                client.member = Some(self.member(place)?);
                 let node = NodeAddress::from_coords(self.device.coords()).0;
                 let generation = self.device.generation().register();
-                Ok(Some(Answer::Isolated { node, generation, cq: None }))
+                Ok(Some(Reply::Answer(Answer::Isolated { node, generation, cq: None })))
             }
             Request::Hello { .. } => Err(wrong("it is of another version, or known already")),
-            Request::Isolated(ref request) if client.pending.is_none() => {
-                self.isolated(client, request)
+            Request::Isolated(ref request) => {
+                let member = client.member.as_mut();
+                let member = member.ok_or_else(|| wrong("its first message is not a greeting"))?;
+                self.queues.handle(member, request, &[])
             }
             _ => Err(wrong("ranks with a shared queue ask for that only")),
         }
     }
 
     /// Returns the half of the queue that a rank shares.
-    fn place_of(&self, place: Option<(u16, u16)>) -> Result<(Place, Half), Refused> {
+    fn member(&self, place: Option<(u16, u16)>) -> Result<Member, Refused> {
         let none = || wrong("the rank does not share a queue");
         let (index, count) = place.filter(|(_, count)| *count == self.ranks).ok_or_else(none)?;
         let share = DeviceShare::joint(self.device.generation(), index, count)?;
-        let queue = share.tnis().next().zip(share.cqs().next());
-        queue.zip(share.half()).ok_or_else(none)
+        let half = share.shared_queue().ok_or_else(none)?;
+        let member = Member::new(half, Rights::default());
+        member.map_err(|error| Refused::new(Refusal::NoneLeft, error.to_string()))
     }
-
-    fn isolated(
-        &mut self,
-        client: &mut Client,
-        request: &IsolatedRequest,
-    ) -> Result<Option<Answer>, Refused> {
-        let (place, half) =
-            client.own.ok_or_else(|| wrong("its first message is not a greeting"))?;
-        let is_own = |queue: Queue| queue.ids() == Some(place);
-        if let IsolatedRequest::OpenQueue { queue, stags, mrq_size, session } = *request {
-            if !is_own(queue) || session || client.is_open {
-                return Err(wrong("that queue is not its own, or open already"));
-            }
-            client.pending = Some(Pending::Open { stags, mrq_size });
-            return Ok(None);
-        }
-        let queue = self.queues.get_mut(&place).filter(|_| client.is_open);
-        let queue = queue.ok_or_else(|| wrong("its queue is not open"))?;
-        match *request {
-            IsolatedRequest::CloseQueue { queue: of } if is_own(of) => {
-                queue.stop(half);
-                client.pending = Some(Pending::Close);
-                Ok(None)
-            }
-            IsolatedRequest::RegisterMapped {
-                queue: of,
-                stag,
-                offset,
-                address,
-                len,
-                read_only,
-            } if is_own(of) => {
-                let memory = MappedMemory { address, len, stag, offset, read_only };
-                queue.register(half, &memory)?;
-                Ok(Some(Answer::Done))
-            }
-            IsolatedRequest::Deregister { queue: of, stag } if is_own(of) => {
-                queue.deregister(half, stag)?;
-                Ok(Some(Answer::Done))
-            }
-            IsolatedRequest::Write { page: Page::Queue(of), offset, value } if is_own(of) => {
-                // A doorbell needs no more than the message: its orders are looked for next.
-                if u64::from(offset) == CqReg::MrqFullPointer.offset() {
-                    queue.acknowledge(half, value);
-                }
-                Ok(None)
-            }
-            IsolatedRequest::Read { page: Page::Queue(of), .. } if is_own(of) => {
-                if queue.queue().cq().status().cq_enable() {
-                    return Ok(Some(Answer::Value(0)));
-                }
-                Err(Refused(Refusal::NoDevice, "the device has lost the queue".to_owned()))
-            }
-            _ => Err(wrong("it has no such queue, channel or register")),
-        }
-    }
-
-    /// Answers what a rank waits for, if it can be done by now.
-    fn settle(&mut self, client: &mut Client) {
-        let (Some(pending), Some((place, half))) = (client.pending, client.own) else { return };
-        match pending {
-            Pending::Open { stags, mrq_size } => {
-                // The rank that was here before may have commands on their way.
-                if self.queues.get(&place).is_some_and(|queue| !queue.is_free(half)) {
-                    return;
-                }
-                client.pending = None;
-                match self.open((place, half), stags, mrq_size) {
-                    Ok(file) => {
-                        client.is_open = true;
-                        answer(client, &Answer::Memory, &[file.as_fd()]);
-                    }
-                    Err(refused) => refuse(client, refused),
-                }
-            }
-            Pending::Close => {
-                let Some(queue) = self.queues.get_mut(&place) else { return };
-                if !queue.is_over(half) {
-                    return;
-                }
-                (client.pending, client.is_open) = (None, false);
-                match leave(queue, (place, half)) {
-                    Ok(()) => answer(client, &Answer::Done, &[]),
-                    Err(error) => refuse(client, error.into()),
-                }
-            }
-        }
-    }
-
-    /// Gives a rank its half of a queue, which is opened if it is not open. Returns the file of the
-    /// rank's rings.
-    fn open(
-        &mut self,
-        (place, half): (Place, Half),
-        stags: u32,
-        mrq_size: u8,
-    ) -> Result<OwnedFd, Refused> {
-        let none_left = |error: io::Error| Refused(Refusal::NoneLeft, error.to_string());
-        if mrq_size > MRQ_SIZE {
-            return Err(wrong("a shared queue has up to 32768 notices"));
-        }
-        let (file, rings) = ring_file(mrq_size).map_err(none_left)?;
-        if !self.queues.contains_key(&place) {
-            let queue = OwnedQueue::open(&self.device, place, stags, MRQ_SIZE)?;
-            self.queues.insert(place, JointQueue::new(queue));
-        }
-        if let Some(queue) = self.queues.get_mut(&place) {
-            queue.join(half, rings)?;
-        }
-        Ok(file)
-    }
-
-    /// A rank has gone.
-    fn end(&mut self, client: &mut Client) {
-        let Some((place, half)) = client.own.filter(|_| mem::take(&mut client.is_open)) else {
-            return;
-        };
-        let left = self.queues.get_mut(&place).map_or(Ok(()), |queue| leave(queue, (place, half)));
-        if let Err(error) = left {
-            log::warn!("memory of a rank that has ended: {error}");
-        }
-    }
-}
-
-/// Takes a half back from a rank.
-fn leave(queue: &mut Shared, ((tni, cq), half): (Place, Half)) -> Result<(), Error> {
-    let lost = queue.leave(half)?;
-    if lost > 0 {
-        log::warn!("queue {cq} of TNI {tni}: a rank did not poll, and lost {lost} notices");
-    }
-    Ok(())
 }

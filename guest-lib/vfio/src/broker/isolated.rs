@@ -3,8 +3,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 
 use tofu_abi::barrier::{NOTICE_SIZE, Profile};
 use tofu_abi::irq::BgsIrqs;
@@ -12,7 +12,7 @@ use tofu_abi::queue::queue_entries;
 use tofu_abi::regs::{CqReg, NodeAddress};
 use tofu_abi::{BchId, Coords, CqId, Generation, TniId};
 use tofu_driver::{
-    ChannelConfig, ChannelError, DmaError, Gate, RingMemory, Rings, Rounds, UserPage,
+    Arm, ChannelConfig, ChannelError, DmaError, Gate, RingMemory, Rings, Rounds, UserPage,
     VolatileBuffer,
 };
 use tofu_process::{Resize, memory_file};
@@ -69,6 +69,9 @@ pub struct IsolatedDevice {
     generation: Generation,
     cq: Option<CqId>,
     memory: Arc<OwnMemory>,
+    /// The eventfd by which the broker wakes this process, if it shares its queue. It is the same
+    /// for every opening of the queue, and threads may wait for it while the device is used.
+    event: OnceLock<Arc<OwnedFd>>,
 }
 
 /// The reason why memory cannot be registered.
@@ -84,7 +87,8 @@ pub enum RegisterError {
 
 impl IsolatedDevice {
     fn new(broker: Arc<Broker>, coords: Coords, generation: Generation, cq: Option<CqId>) -> Self {
-        Self { broker, coords, generation, cq, memory: Arc::default() }
+        let (memory, event) = Default::default();
+        Self { broker, coords, generation, cq, memory, event }
     }
 
     /// The node.
@@ -124,11 +128,20 @@ impl IsolatedDevice {
         let entries = |code: u8| queue_entries(code.into()).ok_or(BrokerError::Answer);
         let (orders, notices) = (entries(TOQ_SIZE)?, entries(mrq_size)?);
         let request = IsolatedRequest::OpenQueue { queue, stags, mrq_size, session };
-        let file = self.memory_of(request)?;
+        let (file, event) = self.memory_of(request)?;
         let page = BrokerPage { broker: Arc::clone(&self.broker), page: Page::Queue(queue) };
-        let rings = map_rings(&file, orders, notices).map_err(|_| cannot_map())?;
-        let rings = Rings::new(rings, page);
-        Ok(IsolatedQueue { rings, queue, broker: self.broker.clone(), memory: self.memory.clone() })
+        let cut = Cut::default();
+        let rings = map_rings(&cut, &file, orders, notices).map_err(|_| cannot_map())?;
+        let wake = match event {
+            None => None,
+            Some(event) => {
+                let arm = map_arm(&cut, &file).map_err(|_| cannot_map())?;
+                let event = Arc::clone(self.event.get_or_init(|| Arc::new(event)));
+                Some(Wake { arm, event })
+            }
+        };
+        let (broker, memory) = (Arc::clone(&self.broker), Arc::clone(&self.memory));
+        Ok(IsolatedQueue { rings: Rings::new(rings, page), wake, queue, broker, memory })
     }
 
     /// Opens a barrier channel with gates of this process. The broker ignores the group, subnet and
@@ -155,42 +168,102 @@ impl IsolatedDevice {
     ) -> Result<IsolatedChannel, BrokerError> {
         let channel = Channel::from(channel);
         let gates = gates.iter().map(GateLinks::from).collect();
-        let file = self.memory_of(IsolatedRequest::OpenChannel { channel, gates })?;
+        let (file, _) = self.memory_of(IsolatedRequest::OpenChannel { channel, gates })?;
         let notices = Cut::default().next(&file, NOTICE_SIZE).map_err(|_| cannot_map())?;
         let page = BrokerPage { broker: Arc::clone(&self.broker), page: Page::Channel(channel) };
         let rounds = Rounds::new(notices, page, profile, 0);
         Ok(IsolatedChannel { rounds, channel, broker: Arc::clone(&self.broker) })
     }
 
-    fn memory_of(&self, request: IsolatedRequest) -> Result<OwnedFd, BrokerError> {
-        match self.broker.ask(&Request::Isolated(request))? {
-            (Answer::Memory, mut fds) => fds.pop().ok_or(BrokerError::Answer),
-            _ => Err(BrokerError::Answer),
-        }
+    /// Asks for memory. Returns its file, and an eventfd if one comes with it.
+    fn memory_of(
+        &self,
+        request: IsolatedRequest,
+    ) -> Result<(OwnedFd, Option<OwnedFd>), BrokerError> {
+        let (Answer::Memory, fds) = self.broker.ask(&Request::Isolated(request))? else {
+            return Err(BrokerError::Answer);
+        };
+        let mut fds = fds.into_iter();
+        let file = fds.next().ok_or(BrokerError::Answer)?;
+        Ok((file, fds.next()))
     }
 }
 
-/// Makes a file with the rings of a queue that this process owns, and maps it: the answer to
-/// [`IsolatedRequest::OpenQueue`] with a message receive queue of size code `mrq_size`.
-///
-/// # Errors
-///
-/// If there is no such size, or no memory.
-pub fn ring_file(mrq_size: u8) -> io::Result<(OwnedFd, RingMemory<Part>)> {
-    let entries = |code: u8| queue_entries(code.into()).ok_or(io::ErrorKind::InvalidInput);
-    let (orders, notices) = (entries(TOQ_SIZE)?, entries(mrq_size)?);
-    let sizes = RingMemory::<Part>::sizes(orders, notices);
-    let whole: usize = sizes.iter().map(|size| size.next_multiple_of(page_size() as usize)).sum();
-    let file = memory_file("tofu-rings", whole as u64, Resize::Grow)?;
-    let rings = map_rings(&file, orders, notices).map_err(io::Error::other)?;
-    Ok((file, rings))
+/// The means by which the broker wakes a process that shares a queue and has requested it.
+#[derive(Debug)]
+pub struct Wake {
+    arm: Arm<Part>,
+    event: Arc<OwnedFd>,
 }
 
-fn map_rings(file: &OwnedFd, orders: u32, notices: u32) -> Result<RingMemory<Part>, DmaError> {
-    let cut = Cut::default();
+impl Wake {
+    /// The descriptor that becomes readable.
+    pub fn fd(&self) -> i32 {
+        self.event.as_raw_fd()
+    }
+
+    /// Forgets an event that has come, and requests one for the next entry. The caller must poll
+    /// afterwards.
+    pub fn ask(&self) {
+        // The broker has made it so that this does not wait.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        self.arm.ask();
+    }
+
+    /// Withdraws that.
+    pub fn ask_no_more(&self) {
+        self.arm.withdraw();
+    }
+}
+
+/// The rings of a process that shares a queue, for the broker, which serves them.
+#[derive(Debug)]
+pub struct SharedRings {
+    /// The file of all of them, for the process.
+    pub file: OwnedFd,
+    /// The rings.
+    pub rings: RingMemory<Part>,
+    /// The word by which the process requests to be woken.
+    pub arm: Arm<Part>,
+}
+
+impl SharedRings {
+    /// Makes blank ones: the answer to [`IsolatedRequest::OpenQueue`] with a message receive queue
+    /// of size code `mrq_size`.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such size, or no memory.
+    pub fn new(mrq_size: u8) -> io::Result<Self> {
+        let entries = |code: u8| queue_entries(code.into()).ok_or(io::ErrorKind::InvalidInput);
+        let (orders, notices) = (entries(TOQ_SIZE)?, entries(mrq_size)?);
+        let sizes = RingMemory::<Part>::sizes(orders, notices).into_iter();
+        let pages = sizes.chain([Arm::<Part>::SIZE]).map(|size| size.next_multiple_of(page()));
+        let file = memory_file("tofu-rings", pages.sum::<usize>() as u64, Resize::Grow)?;
+        let cut = Cut::default();
+        let rings = map_rings(&cut, &file, orders, notices).map_err(io::Error::other)?;
+        let arm = map_arm(&cut, &file)?;
+        Ok(Self { file, rings, arm })
+    }
+}
+
+fn page() -> usize {
+    page_size() as usize
+}
+
+fn map_rings(
+    cut: &Cut,
+    file: &OwnedFd,
+    orders: u32,
+    notices: u32,
+) -> Result<RingMemory<Part>, DmaError> {
     RingMemory::new(orders, notices, |size, _| {
-        cut.next(file, size).map_err(|_| DmaError { size, align: page_size() as usize })
+        cut.next(file, size).map_err(|_| DmaError { size, align: page() })
     })
+}
+
+fn map_arm(cut: &Cut, file: &OwnedFd) -> io::Result<Arm<Part>> {
+    cut.next(file, Arm::<Part>::SIZE).map(Arm::of)
 }
 
 fn cannot_map() -> BrokerError {
@@ -204,7 +277,7 @@ struct Cut(std::cell::Cell<u64>);
 
 impl Cut {
     fn next(&self, file: &OwnedFd, len: usize) -> io::Result<Part> {
-        let whole = len.next_multiple_of(page_size() as usize);
+        let whole = len.next_multiple_of(page());
         let file = FileOffset::new(File::from(file.try_clone()?), self.0.get());
         let memory = MmapRegion::from_file(file, whole).map_err(io::Error::other)?;
         self.0.set(self.0.get() + whole as u64);
@@ -270,6 +343,7 @@ fn done(broker: &Broker, request: IsolatedRequest) -> Result<(), BrokerError> {
 #[derive(Debug)]
 pub struct IsolatedQueue {
     rings: Rings<Part, BrokerPage>,
+    wake: Option<Wake>,
     queue: Queue,
     broker: Arc<Broker>,
     memory: Arc<OwnMemory>,
@@ -284,6 +358,11 @@ impl IsolatedQueue {
     /// The rings, to post to and to poll.
     pub const fn rings_mut(&mut self) -> &mut Rings<Part, BrokerPage> {
         &mut self.rings
+    }
+
+    /// The means by which the process is woken, if it shares the queue.
+    pub const fn wake(&self) -> Option<&Wake> {
+        self.wake.as_ref()
     }
 
     /// Returns true if the device still has the queue. It loses it if it is reset.

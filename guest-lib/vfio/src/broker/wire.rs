@@ -21,7 +21,7 @@ use tofu_driver::Gate;
 use crate::bar::Layout;
 
 /// Version of the messages. Both sides must have the same.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 8192;
 /// Descriptors in a message at most: the device, its address space, and an interrupt.
@@ -91,8 +91,10 @@ pub enum Request {
 /// channel are [`Refusal::Wrong`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IsolatedRequest {
-    /// Opens a control queue that is its own. Answered by [`Answer::Memory`]: its rings, in whole
-    /// pages each, in the order of TOQ, TCQ and MRQ.
+    /// Opens a control queue that is its own, or its half of one that it shares. Answered by
+    /// [`Answer::Memory`]: its rings, in whole pages each, in the order of TOQ, TCQ and MRQ. If
+    /// the queue is shared, a page follows that begins with the word by which the process requests
+    /// to be woken, and the eventfd that wakes it comes with the file.
     OpenQueue {
         /// The queue.
         queue: Queue,

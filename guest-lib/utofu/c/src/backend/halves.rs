@@ -17,7 +17,7 @@ use tofu_utofu::{
 };
 use tofu_vfio::broker::wire::Refusal;
 use tofu_vfio::broker::{
-    Broker, BrokerError, BrokerPage, IsolatedDevice, IsolatedQueue, Joined, Part,
+    Broker, BrokerError, BrokerPage, IsolatedDevice, IsolatedQueue, Joined, Part, Wake,
 };
 
 use super::hosted::{MRQ_SIZE, Memory};
@@ -155,5 +155,9 @@ impl OutsideQueue for HalfQueue {
 
     fn works(&self) -> bool {
         self.queue.works()
+    }
+
+    fn wake(&self) -> Option<&Wake> {
+        self.queue.wake()
     }
 }

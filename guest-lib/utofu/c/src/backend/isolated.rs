@@ -13,7 +13,7 @@ use tofu_utofu::{
 use tofu_vfio::broker::wire::Refusal;
 use tofu_vfio::broker::{
     Broker, BrokerError, BrokerPage, IsolatedChannel, IsolatedDevice, IsolatedQueue, Part,
-    RegisterError, ShareError,
+    RegisterError, ShareError, Wake,
 };
 
 use super::broker::{Claims, Taken, broker_error};
@@ -158,6 +158,10 @@ impl OutsideQueue for BrokerQueue {
     fn works(&self) -> bool {
         self.end_without_broker();
         self.queue.works()
+    }
+
+    fn wake(&self) -> Option<&Wake> {
+        self.queue.wake()
     }
 }
 

@@ -9,7 +9,8 @@ use tofu_abi::irq::BgsIrqs;
 use tofu_abi::queue::MrqEntry;
 use tofu_abi::reduce::{Input, Op};
 use tofu_driver::{DmaBuffer, Full, Order, Outcome, Rings, Rounds, StartError, TimedOut, UserPage};
-use tofu_utofu::{Code, DriverBarrier, Error, IdlePolls, Queue, Registration};
+use tofu_utofu::{Code, DriverBarrier, Error, IdlePolls, Queue, Registration, no_interrupts};
+use tofu_vfio::broker::Wake;
 
 /// The rings of a queue, and requests about it.
 pub(super) trait OutsideQueue {
@@ -36,6 +37,11 @@ pub(super) trait OutsideQueue {
 
     /// Returns false if the device has lost the queue.
     fn works(&self) -> bool;
+
+    /// Returns the means by which this process is woken, if there is one.
+    fn wake(&self) -> Option<&Wake> {
+        None
+    }
 }
 
 /// A control queue of this kind.
@@ -100,6 +106,26 @@ impl<Q: OutsideQueue> Queue for RingQueue<Q> {
 
     fn is_lost(&self) -> bool {
         self.is_lost
+    }
+
+    fn interrupt_fd(&mut self) -> Result<i32, Error> {
+        self.queue.wake().map(Wake::fd).ok_or_else(no_interrupts)
+    }
+
+    fn ask_interrupt(&mut self) {
+        if let Some(wake) = self.queue.wake() {
+            wake.ask();
+        }
+    }
+
+    fn ask_no_more(&mut self) {
+        if let Some(wake) = self.queue.wake() {
+            wake.ask_no_more();
+        }
+    }
+
+    fn look(&mut self) {
+        self.is_lost |= !self.queue.works();
     }
 
     unsafe fn register(&mut self, memory: &Registration) -> Result<(), Error> {
