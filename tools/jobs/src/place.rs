@@ -20,8 +20,6 @@ pub(crate) struct Wanted {
     pub(crate) alone: bool,
     /// The interconnect of the machine.
     pub(crate) interconnect: Interconnect,
-    /// True if ranks of a node may share a control queue, because the job runs here.
-    pub(crate) local: bool,
 }
 
 impl Wanted {
@@ -39,24 +37,15 @@ impl Wanted {
             ppn: spec.ppn,
             alone: torus.is_some(),
             interconnect,
-            local: spec.local,
         };
         wanted.check()?;
         Ok(wanted)
     }
 
-    /// Returns the most ranks on a node: those that can have their own control queues, or with
-    /// `--local` one for each core. A network processor of TNW belongs to one rank.
+    /// Returns the most ranks on a node: one for each core. A network processor of TNW belongs to
+    /// one rank.
     fn most_on_node(self) -> u32 {
-        let Some(generation) = self.interconnect.tofu() else { return 1 };
-        let description = generation.description();
-        u32::from(if self.local { description.cores } else { description.processes })
-    }
-
-    /// Returns the most ranks on a node if the job ran here, if that is more.
-    fn more_here(self) -> Option<u32> {
-        let here = Self { local: true, ..self }.most_on_node();
-        (here > self.most_on_node()).then_some(here)
+        self.interconnect.tofu().map_or(1, |generation| generation.description().cores.into())
     }
 
     fn check(self) -> anyhow::Result<()> {
@@ -69,11 +58,7 @@ impl Wanted {
         {
             let generation = self.interconnect.tofu();
             let machine = generation.map_or("TNW", |generation| generation.description().machine);
-            let here = self.more_here().map(|most| format!(", with --local up to {most}"));
-            bail!(
-                "--ppn {ppn}: a node has 1 to {most_on_node} ranks ({machine}){}",
-                here.unwrap_or_default()
-            );
+            bail!("--ppn {ppn}: a node has 1 to {most_on_node} ranks ({machine})");
         }
         if let (Some(ranks), Some(map)) = (self.ranks, self.map) {
             let ppn = self.ppn.unwrap_or(most_on_node);
@@ -540,7 +525,7 @@ mod tests {
         }
         assert!(wanted(Some(577), None, None).nodes().is_err());
         for generation in Generation::ALL {
-            let most = u32::from(generation.description().processes);
+            let most = u32::from(generation.description().cores);
             let interconnect = Interconnect::Tofu(generation);
             let of = |ranks, ppn| Wanted { interconnect, ..wanted(Some(ranks), None, ppn) };
             assert_eq!(lay(&unit(), of(12 * most, None)).unwrap().per_node(), most);
@@ -554,16 +539,10 @@ mod tests {
             assert!(error.contains(&allowed), "{error}");
         }
         let fx10 = Interconnect::Tofu(Generation::Fx10);
-        let here = |ppn| {
-            let wanted = wanted(Some(ppn), None, Some(ppn));
-            lay(&unit(), Wanted { interconnect: fx10, local: true, ..wanted })
-        };
-        assert_eq!(here(16).unwrap().per_node(), 16);
-        let error = here(17).unwrap_err().to_string();
+        let of = |ppn| Wanted { interconnect: fx10, ..wanted(Some(ppn), None, Some(ppn)) };
+        assert_eq!(lay(&unit(), of(16)).unwrap().per_node(), 16);
+        let error = lay(&unit(), of(17)).unwrap_err().to_string();
         assert_eq!(error, "--ppn 17: a node has 1 to 16 ranks (PRIMEHPC FX10)");
-        let nodes = Wanted { interconnect: fx10, ..wanted(None, None, Some(9)) };
-        let error = lay(&unit(), nodes).unwrap_err().to_string();
-        assert!(error.ends_with("1 to 8 ranks (PRIMEHPC FX10), with --local up to 16"), "{error}");
         let of_tnw = Wanted { interconnect: Interconnect::Tnw, ..wanted(None, None, Some(2)) };
         let error = lay(&unit(), of_tnw).unwrap_err().to_string();
         assert!(error.contains("a node has 1 to 1 ranks (TNW)"), "{error}");

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -11,14 +12,14 @@ use tofu_abi::Generation;
 use tofu_abi::regs::{NUM_TNI, NodeAddress};
 use tofu_abi::{BchId, CqId, Group, NoSubnet, Subnet, TniId};
 use tofu_driver::Device;
+use tofu_queue_owner::{FilePart, Home, QueueOwner, Refused, Rights, SharedQueues};
 use tofu_utofu::gates_in;
 use tofu_vfio::broker::subnet_path;
 use tofu_vfio::broker::wire::{Refusal, Terms};
 use tofu_vfio::pci::{Bus, KERNEL_DRIVER};
-use tofu_vfio::{Bdf, VfioPlatform};
+use tofu_vfio::{Bdf, FileMemory, VfioPlatform};
 
-use crate::isolated::{Part, VfioPart};
-use crate::lease::Refused;
+use crate::isolated::{Part, VfioPart, map_error};
 
 /// Queues and channels of the kernel's own driver.
 const QUEUES: &str = "/proc/tofu/dev";
@@ -97,6 +98,17 @@ pub trait SharedDevice {
     /// `None` if that is impossible.
     fn part(&self, user: u32) -> Option<Box<dyn Part>> {
         let _ = user;
+        None
+    }
+
+    /// The rights of a user's processes that are isolated; `None` if they cannot be.
+    fn rights(&self, user: u32) -> Option<Rights> {
+        let _ = user;
+        None
+    }
+
+    /// The queues that processes share, of which none is open; `None` if that is impossible.
+    fn shared_queues(&self) -> Option<Box<dyn SharedQueues>> {
         None
     }
 
@@ -199,14 +211,15 @@ impl Source for VfioSource {
 }
 
 /// A user's group and subnet, by the file with the subnet, whose user was given a group as well.
-fn rights(user: u32, path: &Path) -> Result<(Group, Subnet), String> {
+fn rights(user: u32, path: &Path) -> Result<Rights, String> {
+    let of = |group: Group, subnet| Rights { gpid: group.gpid(), subnet };
     match fs::read_to_string(path) {
         Ok(text) => match text.trim_end().parse() {
-            Ok(subnet) => Ok((Group::Given(user), subnet)),
+            Ok(subnet) => Ok(of(Group::Given(user), subnet)),
             Err(error @ NoSubnet) => Err(error.to_string()),
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Ok((Group::of_user(user), Subnet::default()))
+            Ok(of(Group::of_user(user), Subnet::default()))
         }
         Err(error) => Err(error.to_string()),
     }
@@ -254,14 +267,17 @@ impl SharedDevice for Vfio {
     }
 
     fn part(&self, user: u32) -> Option<Box<dyn Part>> {
+        Some(Box::new(VfioPart::new(self.0.clone(), self.rights(user)?)))
+    }
+
+    fn rights(&self, user: u32) -> Option<Rights> {
         let path = subnet_path(user);
-        match rights(user, &path) {
-            Ok((group, subnet)) => Some(Box::new(VfioPart::new(self.0.clone(), group, subnet))),
-            Err(why) => {
-                log::error!("{}: {why}", path.display());
-                None
-            }
-        }
+        let found = rights(user, &path);
+        found.inspect_err(|why| log::error!("{}: {why}", path.display())).ok()
+    }
+
+    fn shared_queues(&self) -> Option<Box<dyn SharedQueues>> {
+        Some(Box::new(QueueOwner::new(VfioHome(self.0.clone()))))
     }
 
     fn node(&self) -> u64 {
@@ -281,6 +297,29 @@ impl SharedDevice for Vfio {
     }
 }
 
+/// The device as the owner of queues that processes share has it.
+struct VfioHome(Device<VfioPlatform>);
+
+impl Home for VfioHome {
+    type Platform = VfioPlatform;
+    type Mapping = FileMemory;
+    const PROCESSES_MAP: bool = false;
+
+    fn device(&self) -> &Device<VfioPlatform> {
+        &self.0
+    }
+
+    fn event(&self, vector: u16) -> io::Result<Arc<OwnedFd>> {
+        self.0.platform().share_interrupt(vector)?.try_clone_to_owned().map(Arc::new)
+    }
+
+    fn map(&self, part: &FilePart<'_>) -> Result<(u64, FileMemory), Refused> {
+        let &FilePart { file, runs, address, len } = part;
+        let memory = self.0.platform().map_file(file, runs, address, len).map_err(map_error)?;
+        Ok((memory.device_addr(), memory))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -292,11 +331,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let job = Group::JOBS | 7;
         let path = folder.path().join(job.to_string());
-        let user = (Group::User(job), Subnet::default());
-        assert_eq!(rights(job, &path), Ok(user), "a user with the number of a job");
+        let of = |group: Group, subnet| Ok(Rights { gpid: group.gpid(), subnet });
+        let user = of(Group::User(job), Subnet::default());
+        assert_eq!(rights(job, &path), user, "a user with the number of a job");
         let subnet = "8,6,4,1,0,1,1,0,1";
         fs::write(&path, subnet).unwrap();
-        assert_eq!(rights(job, &path), Ok((Group::Given(job), subnet.parse().unwrap())));
+        assert_eq!(rights(job, &path), of(Group::Given(job), subnet.parse().unwrap()));
         fs::write(&path, "8").unwrap();
         assert!(rights(job, &path).is_err(), "rather no rights than those of a user");
     }

@@ -8,15 +8,14 @@ use tofu_abi::irq::{BgsIrqs, CqsIrqs};
 use tofu_abi::queue::queue_entries;
 use tofu_abi::regs::{PAGE_SIZE, bch_page, cq_page};
 use tofu_abi::table::PageSize;
-use tofu_abi::{BchId, CqId, Group, Subnet, TniId};
+use tofu_abi::{BchId, CqId, TniId};
 use tofu_driver::{
     Access, Channel, ChannelConfig, ChannelError, Cq, CqConfig, Device, DmaError, Gate,
     MemoryRange, OpenError, Platform, RingMemory, Stag,
 };
+use tofu_queue_owner::{Refused, Rights};
 use tofu_vfio::broker::wire::Refusal;
 use tofu_vfio::{Buffer, FileMemory, MapError, VfioPlatform};
-
-use crate::lease::Refused;
 
 /// The most registrations of a process at a time: each is an IOMMU mapping, and the kernel permits
 /// 65535 of these for a device.
@@ -190,8 +189,7 @@ impl Drop for Queue {
 /// The part of a device behind VFIO.
 pub(crate) struct VfioPart {
     device: Device<VfioPlatform>,
-    group: Group,
-    subnet: Subnet,
+    rights: Rights,
     queues: BTreeMap<(TniId, CqId), Queue>,
     channels: BTreeMap<(TniId, BchId), Channel<VfioPlatform>>,
 }
@@ -216,8 +214,17 @@ fn none_left(error: impl std::fmt::Display) -> Refused {
     Refused::new(Refusal::NoneLeft, error.to_string())
 }
 
+/// Checks that a process that has registered memory so many times may do it again.
+pub(crate) fn check_registrations(many: usize) -> Result<(), Refused> {
+    if many < MAX_REGISTRATIONS {
+        return Ok(());
+    }
+    let text = format!("a process may register memory {MAX_REGISTRATIONS} times");
+    Err(Refused::new(Refusal::NoneLeft, text))
+}
+
 /// An error of a process's memory.
-fn map_error(error: MapError) -> Refused {
+pub(crate) fn map_error(error: MapError) -> Refused {
     match error {
         MapError::Range { .. } => wrong(error.to_string()),
         error => none_left(error),
@@ -225,9 +232,9 @@ fn map_error(error: MapError) -> Refused {
 }
 
 impl VfioPart {
-    /// The part of a device for a process of this group that is limited to a subnet.
-    pub(crate) fn new(device: Device<VfioPlatform>, group: Group, subnet: Subnet) -> Self {
-        Self { device, group, subnet, queues: BTreeMap::new(), channels: BTreeMap::new() }
+    /// The part of a device for a process with these rights.
+    pub(crate) fn new(device: Device<VfioPlatform>, rights: Rights) -> Self {
+        Self { device, rights, queues: BTreeMap::new(), channels: BTreeMap::new() }
     }
 
     fn enable(&self, tni: TniId) -> Result<(), Refused> {
@@ -270,8 +277,8 @@ impl Part for VfioPart {
         let config = CqConfig {
             stags,
             mrq_size,
-            gpid: self.group.gpid(),
-            mode: self.subnet.mode().with_session(session),
+            gpid: self.rights.gpid,
+            mode: self.rights.subnet.mode().with_session(session),
             interrupts: CqsIrqs::NONE,
             ..CqConfig::new(tni, cq)
         };
@@ -305,11 +312,7 @@ impl Part for VfioPart {
 
     fn register(&mut self, new: &NewMemory<'_>) -> Result<(), Refused> {
         let &NewMemory { queue, stag, offset, address, len, read_only, file, runs } = new;
-        let many = self.queues.values().map(|queue| queue.registered.len()).sum::<usize>();
-        if many >= MAX_REGISTRATIONS {
-            let text = format!("a process may register memory {MAX_REGISTRATIONS} times");
-            return Err(Refused::new(Refusal::NoneLeft, text));
-        }
+        check_registrations(self.queues.values().map(|queue| queue.registered.len()).sum())?;
         let queue = self.queues.get_mut(&queue).ok_or_else(no_queue)?;
         let cq = queue.cq.as_mut().ok_or_else(no_queue)?;
         let mapped = self.device.platform().map_file(file, runs, address, len);
@@ -353,8 +356,8 @@ impl Part for VfioPart {
             }
         }
         let config = ChannelConfig {
-            gpid: self.group.gpid(),
-            subnet: self.subnet.mode(),
+            gpid: self.rights.gpid,
+            subnet: self.rights.subnet.mode(),
             interrupts: BgsIrqs::NONE,
             ..ChannelConfig::new(tni, bch)
         };

@@ -6,27 +6,13 @@ use std::fmt;
 use tofu_abi::Generation;
 use tofu_abi::regs::{NUM_CQ, NUM_TNI};
 use tofu_abi::{CqId, TniId};
-use tofu_utofu::{DeviceShare, GatePool};
+use tofu_queue_owner::{Place, Refused};
+use tofu_utofu::{DeviceShare, GatePool, Half};
 use tofu_vfio::broker::wire::{Queue, Refusal};
 
 /// Distinguishes a process from all others, past and present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
-
-/// The reason why a process's request is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// The kind of reason.
-    pub why: Refusal,
-    /// The reason in one line.
-    pub text: String,
-}
-
-impl Refused {
-    pub(crate) fn new(why: Refusal, text: impl Into<String>) -> Self {
-        Self { why, text: text.into() }
-    }
-}
 
 /// The owner of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +23,8 @@ enum Owner {
         /// Its process id, for people.
         pid: i32,
     },
+    /// Two processes share it, each with its process id; none is left when it is being closed.
+    Shared([Option<(ClientId, i32)>; 2]),
     /// It belonged to a process that is gone, and the device does not release it.
     Stuck,
 }
@@ -50,7 +38,12 @@ impl Owner {
     fn check(self, what: impl fmt::Display, tni: TniId) -> Result<(), Refused> {
         let text = match self {
             Self::Free => return Ok(()),
-            Self::Client { pid, .. } => format!("{what} of TNI {tni} is in use by process {pid}"),
+            Self::Client { pid, .. }
+            | Self::Shared([Some((_, pid)), _])
+            | Self::Shared([None, Some((_, pid))]) => {
+                format!("{what} of TNI {tni} is in use by process {pid}")
+            }
+            Self::Shared([None, None]) => format!("{what} of TNI {tni} is being closed"),
             Self::Stuck => format!("{what} of TNI {tni} does not stop"),
         };
         Err(Refused::new(Refusal::InUse, text))
@@ -145,9 +138,7 @@ impl Leases {
     ) -> Result<Option<u8>, Refused> {
         let (queues, own): (Vec<_>, _) = match place {
             Some((index, processes)) => {
-                let place = DeviceShare::of(self.generation, index, processes);
-                let place =
-                    place.map_err(|error| Refused::new(Refusal::Wrong, error.to_string()))?;
+                let place = self.share(index, processes)?;
                 let queues = place.tnis().flat_map(|tni| place.cqs().map(move |cq| (tni, cq)));
                 (queues.collect(), None)
             }
@@ -168,6 +159,78 @@ impl Leases {
             *self.owner(tni, cq) = Owner::Client { id, pid };
         }
         Ok(own.map(CqId::get))
+    }
+
+    fn share(&self, index: u16, processes: u16) -> Result<DeviceShare, Refused> {
+        let share = DeviceShare::joint(self.generation, index, processes);
+        share.map_err(|error| Refused::new(Refusal::Wrong, error.to_string()))
+    }
+
+    /// Returns whether so many processes of a node are more than have their own queues.
+    pub fn are_many(&self, processes: u16) -> bool {
+        processes > self.generation.description().processes.into()
+    }
+
+    /// Returns the half of a queue that is for a process of this place, if it shares its queue.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Wrong`] for a place that does not exist.
+    pub fn half(&self, place: Option<(u16, u16)>) -> Result<Option<(Place, Half)>, Refused> {
+        let Some((index, processes)) = place else { return Ok(None) };
+        Ok(self.share(index, processes)?.shared_queue())
+    }
+
+    /// Gives a process its half of a queue.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::InUse`] if it is not free.
+    pub fn join_half(
+        &mut self,
+        id: ClientId,
+        pid: i32,
+        ((tni, cq), half): (Place, Half),
+    ) -> Result<(), Refused> {
+        let owner = self.owner(tni, cq);
+        let mut halves = if let Owner::Shared(halves) = owner { *halves } else { [None; 2] };
+        match &mut halves[half as usize] {
+            _ if !matches!(owner, Owner::Free | Owner::Shared(_)) => self.check(tni, cq)?,
+            Some((_, pid)) => {
+                let text =
+                    format!("half of control queue {cq} of TNI {tni} is in use by process {pid}");
+                return Err(Refused::new(Refusal::InUse, text));
+            }
+            none => *none = Some((id, pid)),
+        }
+        *self.owner(tni, cq) = Owner::Shared(halves);
+        Ok(())
+    }
+
+    /// Takes halves of queues back from a process. The queues are free when they are
+    /// [closed](Self::close_shared).
+    pub fn end_half(&mut self, id: ClientId) {
+        for owner in self.queues.iter_mut().flatten() {
+            if let Owner::Shared(halves) = owner {
+                for half in halves {
+                    half.take_if(|(of, _)| *of == id);
+                }
+            }
+        }
+    }
+
+    /// Frees the shared queues that no process has and that are not open. Those that are `stuck`
+    /// are given to no process until the device is released.
+    pub fn close_shared(&mut self, is_open: impl Fn(Place) -> bool, stuck: &[Place]) {
+        for tni in TniId::ALL {
+            for cq in CqId::ALL {
+                let owner = self.owner(tni, cq);
+                if *owner == Owner::Shared([None; 2]) && !is_open((tni, cq)) {
+                    let is_stuck = stuck.contains(&(tni, cq));
+                    *owner = if is_stuck { Owner::Stuck } else { Owner::Free };
+                }
+            }
+        }
     }
 
     /// Checks that a queue is free.
@@ -364,6 +427,42 @@ mod tests {
         }
         leases.end(id(3), &[]);
         assert_eq!(join(&mut leases, 8, Some((3, 8))), Ok(None));
+    }
+
+    #[test]
+    fn two_processes_share_a_queue() {
+        let mut leases = Leases::new(Generation::Fx10);
+        let half = |leases: &Leases, index| leases.half(Some((index, 9))).unwrap();
+        let (lower, upper) = (half(&leases, 0).unwrap(), half(&leases, 8).unwrap());
+        assert_eq!(lower.0, upper.0);
+        assert!(half(&leases, 1).is_none() && leases.half(None).unwrap().is_none());
+        assert_eq!(leases.half(Some((0, 17))).unwrap_err().why, Refusal::Wrong);
+        assert!(leases.are_many(9) && !leases.are_many(8));
+        let queue = (lower.0.0, lower.0.1);
+        leases.join_half(id(8), 8, upper).unwrap();
+        leases.join_half(id(0), 7, lower).unwrap();
+        let refused = leases.join_half(id(9), 9, lower).unwrap_err();
+        assert_eq!(refused.text, "half of control queue 0 of TNI 0 is in use by process 7");
+        assert!(!leases.has(id(0), queue) && leases.of(id(0)).is_empty(), "it is not its own");
+        assert_eq!(leases.take(id(9), 9, queue.0, queue.1).unwrap_err().why, Refusal::InUse);
+        leases.end_half(id(0));
+        leases.close_shared(|_| false, &[]);
+        leases.join_half(id(1), 1, lower).unwrap();
+        for client in [1, 8] {
+            leases.end_half(id(client));
+        }
+        leases.close_shared(|_| true, &[]);
+        let refused = leases.take(id(9), 9, queue.0, queue.1).unwrap_err();
+        assert_eq!(refused.text, "control queue 0 of TNI 0 is being closed");
+        leases.close_shared(|_| false, &[]);
+        leases.take(id(9), 9, queue.0, queue.1).unwrap();
+        assert_eq!(leases.join_half(id(1), 1, lower).unwrap_err().why, Refusal::InUse);
+        leases.give(id(9), queue.0, queue.1).unwrap();
+        leases.join_half(id(1), 1, lower).unwrap();
+        leases.end_half(id(1));
+        leases.close_shared(|_| false, &[lower.0]);
+        assert!(leases.any_stuck());
+        assert_eq!(leases.join_half(id(1), 1, lower).unwrap_err().why, Refusal::InUse);
     }
 
     #[test]

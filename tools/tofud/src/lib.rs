@@ -12,9 +12,11 @@ mod isolated;
 mod lease;
 mod limits;
 mod server;
+mod sharer;
 mod throttle;
 
 pub use device::{SharedDevice, Source, Vfio, VfioSource};
 pub use isolated::{NewMemory, NewQueue, Part, Registers};
-pub use lease::{ClientId, Leases, Refused};
+pub use lease::{ClientId, Leases};
 pub use server::{MAX_CLIENTS, Server, listen};
+pub use tofu_queue_owner::Refused;

@@ -3,9 +3,8 @@
 use std::fs;
 
 use rustix::system::sysinfo;
+use tofu_queue_owner::Refused;
 use tofu_vfio::broker::wire::Refusal;
-
-use crate::lease::Refused;
 
 /// Limits of users, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -20,10 +19,16 @@ impl Limits {
     /// Half of the node's memory for all users, 63 of 64 parts of that for one, and not more than
     /// RLIMIT_MEMLOCK of the requesting process.
     pub(crate) fn of(pid: i32) -> Self {
-        let about = sysinfo();
-        let all = about.totalram.saturating_mul(about.mem_unit.into()) / 2;
+        let Self { all, .. } = Self::of_root();
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
         Self { all, user: (all / 64 * 63).min(locked(&limits)) }
+    }
+
+    /// Those of root's processes: half of the node's memory.
+    pub(crate) fn of_root() -> Self {
+        let about = sysinfo();
+        let all = about.totalram.saturating_mul(about.mem_unit.into()) / 2;
+        Self { all, user: all }
     }
 
     /// True if `more` may be taken where so much is taken by all users, and by this one.

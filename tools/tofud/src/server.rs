@@ -16,6 +16,8 @@ use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use tofu_abi::irq::vector;
 use tofu_abi::{BchId, BgId, CqId, TniId};
 use tofu_driver::Gate;
+use tofu_queue_owner::{Member, Place, Refused, Reply, SharedQueues};
+use tofu_utofu::Half;
 use tofu_vfio::broker::wire::{
     Answer, Channel, GateLinks, IsolatedRequest, Page, Queue, Refusal, Request, VERSION,
     receive_with_fds, send,
@@ -23,8 +25,9 @@ use tofu_vfio::broker::wire::{
 
 use crate::device::{SharedDevice, Source};
 use crate::isolated::{NewMemory, NewQueue, Part, Registers};
-use crate::lease::{ClientId, Leases, Refused};
+use crate::lease::{ClientId, Leases};
 use crate::limits::Limits;
+use crate::sharer::{self, Sharer};
 use crate::throttle::Throttle;
 
 /// The most connections at a time. A node has at most 48 processes.
@@ -35,6 +38,11 @@ const MAX_OF_USER: usize = 48;
 /// Device addresses that a process has from the start, in bytes; it requests more when they are
 /// used up.
 const FIRST_ADDRESSES: u64 = 8 << 30;
+/// The most messages of a process that shares a queue that are read before the others' turn comes:
+/// each doorbell is one.
+const MESSAGES: usize = 32;
+/// The fewest processes of a node for which a generation has queues: more may share some.
+const FEWEST: u16 = 8;
 /// Connections that are accepted before known processes are served again.
 const ACCEPTED_AT_ONCE: usize = 16;
 
@@ -70,6 +78,8 @@ struct Client {
     user: u32,
     /// Its part of the device if it is isolated.
     part: Option<Box<dyn Part>>,
+    /// Its half of a queue if it shares its queue.
+    sharer: Option<Sharer>,
     role: Role,
     /// Start and length of each range of device addresses.
     addresses: Vec<(u64, u64)>,
@@ -89,8 +99,11 @@ enum Role {
 }
 
 /// The result of a client's message.
+#[derive(PartialEq, Eq)]
 enum Next {
     Stay,
+    /// There was none.
+    Wait,
     Leave,
 }
 
@@ -98,13 +111,16 @@ enum Next {
 pub struct Server<S: Source> {
     listener: OwnedFd,
     source: S,
+    /// The queues that processes share; dropped before the device.
+    shared: Option<Box<dyn SharedQueues>>,
     device: Option<S::Device>,
     leases: Leases,
     clients: BTreeMap<ClientId, Client>,
     next: u64,
     /// The device was opened once: if it has no driver now, it was taken away.
     was_open: bool,
-    /// True if the process with exclusive use has the device on loan from the kernel's own driver.
+    /// True if the device is on loan from the kernel's own driver, for a process with exclusive
+    /// use or for those that share queues.
     lent: bool,
     /// The user whose processes get the device itself: this process's user, root. All others' are
     /// isolated.
@@ -119,6 +135,7 @@ impl<S: Source> Server<S> {
         Self {
             listener,
             source,
+            shared: None,
             device: None,
             leases: Leases::default(),
             clients: BTreeMap::new(),
@@ -168,6 +185,10 @@ impl<S: Source> Server<S> {
     ///
     /// The system's error.
     pub fn turn(&mut self, timeout: Option<&Timespec>) -> io::Result<()> {
+        let busy = self.serve_shared();
+        let at_once = Timespec::default();
+        let timeout = if busy { Some(&at_once) } else { timeout };
+        let interrupts = self.shared.as_ref().map(|shared| shared.events()).unwrap_or_default();
         let events = PollFlags::IN;
         let mut fds = vec![PollFd::new(&self.listener, events)];
         let mut whose = Vec::new();
@@ -179,6 +200,9 @@ impl<S: Source> Server<S> {
                 whose.push((*id, true));
             }
         }
+        let whose_end = fds.len();
+        // There is something to move, which the next turn begins with.
+        fds.extend(interrupts.iter().map(|event| PollFd::new(event, events)));
         match poll(&mut fds, timeout) {
             Err(Errno::INTR) => return Ok(()),
             polled => polled?,
@@ -186,7 +210,7 @@ impl<S: Source> Server<S> {
         let is_new = !fds[0].revents().is_empty();
         let mut ended = Vec::new();
         let mut ready = Vec::new();
-        for (fd, (id, is_process)) in fds[1..].iter().zip(whose) {
+        for (fd, (id, is_process)) in fds[1..whose_end].iter().zip(whose) {
             let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
             let happened = fd.revents();
             if happened.intersects(gone) || (is_process && !happened.is_empty()) {
@@ -200,9 +224,7 @@ impl<S: Source> Server<S> {
             self.end(id);
         }
         for id in ready {
-            if let Next::Leave = self.serve(id) {
-                self.end(id);
-            }
+            self.serve_all(id);
         }
         if is_new {
             self.accept()?;
@@ -263,20 +285,65 @@ impl<S: Source> Server<S> {
         let id = ClientId(self.next);
         self.next += 1;
         let (role, addresses) = (Role::Silent, Vec::new());
-        let client = Client { socket, process, pid, user, part: None, role, addresses };
+        let (part, sharer) = (None, None);
+        let client = Client { socket, process, pid, user, part, sharer, role, addresses };
         self.clients.insert(id, client);
+    }
+
+    /// Serves the queues that processes share. Returns whether there was anything to do.
+    fn serve_shared(&mut self) -> bool {
+        let Some(shared) = &mut self.shared else { return false };
+        let mut busy = shared.serve();
+        let mut deaf = Vec::new();
+        for (id, client) in &mut self.clients {
+            let Some(sharer) = &mut client.sharer else { continue };
+            let sent = match sharer.settle(&mut **shared) {
+                Ok(None) => continue,
+                Ok(Some(reply)) => {
+                    let (answer, fds) = sharer::parts(&reply);
+                    send(client.socket.as_fd(), &answer, &fds)
+                }
+                Err(refused) => answer(client.socket.as_fd(), refused.answer()),
+            };
+            if sent.is_err() {
+                deaf.push(*id);
+            }
+        }
+        let stuck = shared.close_unused();
+        self.leases.close_shared(|place| shared.has(place), &stuck);
+        if !busy {
+            busy = shared.rest();
+        }
+        for id in deaf {
+            self.end(id);
+        }
+        busy
+    }
+
+    /// Reads messages of a process: one, or several of one that shares a queue.
+    fn serve_all(&mut self, id: ClientId) {
+        for _ in 0..MESSAGES {
+            match self.serve(id) {
+                Next::Stay => {}
+                Next::Wait => return,
+                Next::Leave => return self.end(id),
+            }
+            if self.clients.get(&id).is_none_or(|client| client.sharer.is_none()) {
+                return;
+            }
+        }
     }
 
     /// Reads a message of a process and answers it.
     fn serve(&mut self, id: ClientId) -> Next {
         let Some(client) = self.clients.get(&id) else {
-            return Next::Stay;
+            return Next::Wait;
         };
         let pid = client.pid;
         let (request, fds) = match receive_with_fds::<Request>(client.socket.as_fd()) {
             Ok(Some(request)) => request,
             Ok(None) => return Next::Leave,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Next::Stay,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Next::Wait,
             Err(error) => {
                 self.warnings.warn(format_args!("process {pid}: {error}"));
                 return Next::Leave;
@@ -287,16 +354,20 @@ impl<S: Source> Server<S> {
             Ok(Handled::Memory(file)) => self.clients.get(&id).map_or(Ok(()), |client| {
                 send(client.socket.as_fd(), &Answer::Memory, &[file.as_fd()])
             }),
+            Ok(Handled::Shared(reply)) => self.clients.get(&id).map_or(Ok(()), |client| {
+                let (answer, fds) = sharer::parts(&reply);
+                send(client.socket.as_fd(), &answer, &fds)
+            }),
             Ok(Handled::Event(vector)) => self.say_event(id, vector),
             Ok(Handled::Answer(found)) => self.say(id, found),
             Ok(Handled::Welcome(cq)) => self.welcome(id, cq),
-            Err(Refused { why, text }) => {
-                if why == Refusal::Wrong {
-                    self.warnings.warn(format_args!("process {pid}: {text}"));
+            Err(refused) => {
+                if refused.why == Refusal::Wrong {
+                    self.warnings.warn(format_args!("process {pid}: {}", refused.text));
                 }
-                let sent = self.say(id, refused(why, text));
+                let sent = self.say(id, refused.answer());
                 // A client that makes mistakes may make worse ones.
-                if why == Refusal::Wrong {
+                if refused.why == Refusal::Wrong {
                     return Next::Leave;
                 }
                 sent
@@ -324,6 +395,7 @@ impl<S: Source> Server<S> {
         let wrong = |text: &str| Refused::new(Refusal::Wrong, text);
         let client = self.clients.get(&id).ok_or_else(|| wrong("who is that?"))?;
         let (pid, role, user) = (client.pid, client.role, client.user);
+        let shares = client.sharer.is_some();
         match *request {
             Request::Packets { .. } | Request::Alone { .. } if user != self.trusted => {
                 Err(Refused::new(Refusal::NoDevice, "only root may have that of the device"))
@@ -341,15 +413,7 @@ impl<S: Source> Server<S> {
             {
                 Err(wrong("it is known already"))
             }
-            Request::Hello { place, .. } => {
-                self.open(true)?;
-                let cq = self.leases.join(id, pid, place)?;
-                if user != self.trusted {
-                    return self.isolate(id, user, cq);
-                }
-                self.enter(id, Role::Program)?;
-                Ok(Handled::Welcome(cq))
-            }
+            Request::Hello { place, .. } => self.hello(id, place),
             Request::Packets { tni, .. } => {
                 // Which ones there are is known once the device is open.
                 self.open(!self.was_open)?;
@@ -369,6 +433,9 @@ impl<S: Source> Server<S> {
             Request::Give(queue) => self.give(id, queue),
             Request::TakeGates { tni, relays } => self.take_gates(id, tni, relays),
             Request::GiveGates { tni, gates } => self.give_gates(id, tni, gates),
+            Request::Isolated(ref request) if shares && Sharer::is_about_queue(request) => {
+                self.of_shared(id, request, fds)
+            }
             Request::Isolated(ref request) => self.isolated(id, request, fds),
             Request::Addresses { .. } if user != self.trusted => {
                 Err(wrong("it has no address space"))
@@ -381,6 +448,70 @@ impl<S: Source> Server<S> {
                 Ok(Handled::Event(vector::cq(tni, cq)))
             }
         }
+    }
+
+    /// A process wants to use the device, at this place.
+    fn hello(&mut self, id: ClientId, place: Option<(u16, u16)>) -> Result<Handled, Refused> {
+        let (pid, user) = match self.clients.get(&id) {
+            Some(client) => (client.pid, client.user),
+            None => return Ok(Handled::Silent),
+        };
+        // Without the device the most is not known yet; no generation has less than this.
+        if self.device.is_none() && place.is_some_and(|(_, processes)| processes > FEWEST) {
+            self.borrow()?;
+        }
+        self.open(true)?;
+        let half = self.leases.half(place)?;
+        let cq = match half {
+            Some(half) => self.leases.join_half(id, pid, half).map(|()| None)?,
+            None => self.leases.join(id, pid, place)?,
+        };
+        // All processes of a node where queues are shared are of one group.
+        let are_many = place.is_some_and(|(_, processes)| self.leases.are_many(processes));
+        if user != self.trusted || are_many {
+            let joined = self.isolate(id, user, cq);
+            return joined.and_then(|done| self.share(id, user, half).map(|()| done)).inspect_err(
+                |_| {
+                    self.leases.end(id, &[]);
+                    self.leases.end_half(id);
+                },
+            );
+        }
+        self.enter(id, Role::Program)?;
+        Ok(Handled::Welcome(cq))
+    }
+
+    /// Takes the device from the kernel's own driver, which has no processes with shared queues.
+    fn borrow(&mut self) -> Result<(), Refused> {
+        if self.clients.values().all(|client| client.role != Role::Alone) {
+            self.lent |= self.source.lend()?;
+        }
+        Ok(())
+    }
+
+    /// Makes an isolated process one that shares its queue, if it has half of one.
+    fn share(
+        &mut self,
+        id: ClientId,
+        user: u32,
+        half: Option<(Place, Half)>,
+    ) -> Result<(), Refused> {
+        let Some(half) = half else { return Ok(()) };
+        let device = self.device.as_ref();
+        if self.shared.is_none() {
+            self.shared = device.and_then(SharedDevice::shared_queues);
+        }
+        let rights = device.and_then(|device| device.rights(user));
+        let (Some(rights), Some(_), Some(client)) =
+            (rights, &self.shared, self.clients.get_mut(&id))
+        else {
+            let text = "this device has no queues that processes share";
+            return Err(Refused::new(Refusal::NoDevice, text));
+        };
+        let member = Member::new(half, rights);
+        let member = member.map_err(|error| Refused::new(Refusal::NoneLeft, error.to_string()))?;
+        client.sharer = Some(Sharer::new(member));
+        Ok(())
     }
 
     fn take(&mut self, id: ClientId, pid: i32, queue: Queue) -> Result<Handled, Refused> {
@@ -441,12 +572,40 @@ impl<S: Source> Server<S> {
     fn taken(&self, id: ClientId) -> (u64, u64) {
         let taken = |by: &dyn Fn(&Client) -> bool| -> u64 {
             let clients = self.clients.values().filter(|client| by(client));
-            clients.flat_map(|client| &client.part).map(|part| part.taken()).sum()
+            let taken = |client: &Client| {
+                let shared = client.sharer.as_ref().map_or(0, Sharer::taken);
+                client.part.as_ref().map_or(0, |part| part.taken()) + shared
+            };
+            clients.map(taken).sum()
         };
         match self.clients.get(&id) {
             Some(own) => (taken(&|_| true), taken(&|client| client.user == own.user)),
             None => (0, 0),
         }
+    }
+
+    /// Checks whether a process may have more bytes of the node's memory.
+    fn room(&self, id: ClientId) -> impl Fn(u64) -> Result<(), Refused> + use<S> {
+        let (all, user) = self.taken(id);
+        let client = self.clients.get(&id);
+        let limited = client.filter(|client| client.user != self.trusted).map(|client| client.pid);
+        move |cost| limited.map_or_else(Limits::of_root, Limits::of).check(all, user, cost)
+    }
+
+    /// Handles a request of a process to the queue that it shares.
+    fn of_shared(
+        &mut self,
+        id: ClientId,
+        request: &IsolatedRequest,
+        fds: &[OwnedFd],
+    ) -> Result<Handled, Refused> {
+        let fits = self.room(id);
+        let sharer = self.clients.get_mut(&id).and_then(|client| client.sharer.as_mut());
+        let (Some(sharer), Some(shared)) = (sharer, &mut self.shared) else {
+            return Err(Refused::new(Refusal::Wrong, "it does not share a queue"));
+        };
+        let reply = sharer.handle(&mut **shared, request, fds, fits)?;
+        Ok(reply.map_or(Handled::Silent, Handled::Shared))
     }
 
     /// Handles a request of an isolated process.
@@ -464,11 +623,10 @@ impl<S: Source> Server<S> {
             Page::Queue(of) => queue(of).map(Registers::Queue),
             Page::Channel(of) => channel(of).map(Registers::Channel),
         };
-        let (all, user) = self.taken(id);
+        let fits = self.room(id);
         let client = self.clients.get_mut(&id);
-        let client = client.and_then(|client| Some((client.pid, client.part.as_mut()?)));
-        let (pid, part) = client.ok_or_else(|| wrong("it has the device itself"))?;
-        let fits = |cost| Limits::of(pid).check(all, user, cost);
+        let part = client.and_then(|client| client.part.as_mut());
+        let part = part.ok_or_else(|| wrong("it has the device itself"))?;
         let done = Handled::Answer(Answer::Done);
         let value = |value| Handled::Answer(Answer::Value(value));
         Ok(match *request {
@@ -600,14 +758,16 @@ impl<S: Source> Server<S> {
 
     /// Ends a process's share: when this returns, the device does not use its memory any more.
     fn end(&mut self, id: ClientId) {
-        let Some(client) = self.clients.remove(&id) else {
+        let Some(mut client) = self.clients.remove(&id) else {
             return;
         };
-        if client.role == Role::Alone && std::mem::take(&mut self.lent) {
+        if let (Some(sharer), Some(shared)) = (&mut client.sharer, &mut self.shared) {
+            shared.end(&mut sharer.member);
+        }
+        self.leases.end_half(id);
+        if client.role == Role::Alone {
             // The kernel waits until the process has released it.
-            if let Err(error) = self.source.give_back() {
-                log::error!("the kernel's driver does not get the device back: {error}");
-            }
+            self.give_back();
         }
         let shares = matches!(client.role, Role::Program | Role::Network(_));
         let Some(device) = self.device.as_ref().filter(|_| shares) else {
@@ -649,15 +809,32 @@ impl<S: Source> Server<S> {
         log::info!("process {pid} has left the device");
     }
 
+    /// Gives the device back to the kernel's own driver, if it is on loan.
+    fn give_back(&mut self) {
+        if std::mem::take(&mut self.lent)
+            && let Err(error) = self.source.give_back()
+        {
+            log::error!("the kernel's driver does not get the device back: {error}");
+        }
+    }
+
     /// Releases the device if no process uses it. Then the kernel resets it.
     fn give_up_unused(&mut self) {
         // The network alone must not keep a device that only a reset can repair.
         if self.leases.any_stuck() && self.with_role(|role| role == Role::Program).is_empty() {
             self.end_network();
         }
-        if self.device.is_some() && self.users() == 0 {
+        if self.users() > 0 {
+            return;
+        }
+        if self.device.is_some() {
+            // Closes the queues that are shared.
+            self.shared = None;
             self.device = None;
             self.leases = Leases::default();
+        }
+        if self.with_role(|role| role == Role::Alone).is_empty() {
+            self.give_back();
         }
     }
 }
@@ -668,6 +845,7 @@ enum Handled {
     /// The eventfd of a vector.
     Event(u16),
     Memory(OwnedFd),
+    Shared(Reply),
     Answer(Answer),
     Welcome(Option<u8>),
 }
@@ -677,8 +855,7 @@ fn answer(socket: BorrowedFd<'_>, what: Answer) -> io::Result<()> {
 }
 
 fn refused(why: Refusal, text: String) -> Answer {
-    // It must fit into a message.
-    Answer::Refused { why, text: text.chars().take(300).collect() }
+    Refused { why, text }.answer()
 }
 
 /// Merges ranges, because a process may have mapped memory across the border of two.

@@ -10,8 +10,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::getuid;
 use tofu_abi::regs::BAR0_SIZE;
-use tofu_abi::{BchId, BgId, CqId, TniId};
+use tofu_abi::{BchId, BgId, CqId, Generation, TniId};
 use tofu_driver::{Gate, Platform};
+use tofu_queue_owner::{Member, Place, Reply, Rights, SharedQueues};
 use tofu_vfio::Layout;
 use tofu_vfio::broker::wire::{
     Answer, Channel, GateLinks, IsolatedRequest, Page, Queue, Refusal, Request, SpaceKind, Terms,
@@ -45,6 +46,11 @@ struct State {
     user: bool,
     /// The node's memory that such processes have, in bytes.
     taken: u64,
+    /// The generation, if it is not Fugaku's.
+    generation: Option<Generation>,
+    /// Shared queues are open, and requests for them are done.
+    shared_open: bool,
+    shared_settles: bool,
     /// The group of the last isolated process, and the operations for such processes.
     group: u64,
     done: Vec<String>,
@@ -149,6 +155,18 @@ impl SharedDevice for Device {
         Some(Box::new(FakePart(self.fake.clone())))
     }
 
+    fn generation(&self) -> Generation {
+        self.fake.state().generation.unwrap_or_default()
+    }
+
+    fn rights(&self, user: u32) -> Option<Rights> {
+        Some(Rights { gpid: user.into(), ..Rights::default() })
+    }
+
+    fn shared_queues(&self) -> Option<Box<dyn SharedQueues>> {
+        Some(Box::new(FakeQueues { fake: self.fake.clone(), waits: false }))
+    }
+
     fn stop_gates(&self, gates: &[u64; 6]) -> bool {
         let mut state = self.fake.state();
         state.stopped_gates.push(*gates);
@@ -210,6 +228,65 @@ impl Part for FakePart {
 
     fn taken(&self) -> u64 {
         self.0.state().taken
+    }
+}
+
+/// Records the requests to shared queues. Those to open and close one are done when the test says.
+struct FakeQueues {
+    fake: Fake,
+    waits: bool,
+}
+
+impl SharedQueues for FakeQueues {
+    fn handle(
+        &mut self,
+        member: &mut Member,
+        request: &IsolatedRequest,
+        _: &[OwnedFd],
+    ) -> Result<Option<Reply>, Refused> {
+        let (tni, cq) = member.place();
+        match request {
+            IsolatedRequest::OpenQueue { .. } | IsolatedRequest::CloseQueue { .. } => {
+                self.waits = true;
+                Ok(None)
+            }
+            IsolatedRequest::Write { .. } => {
+                let done = format!("doorbell of {tni} {cq}");
+                self.fake.state().done.push(done);
+                Ok(None)
+            }
+            _ => Ok(Some(Reply::Answer(Answer::Value(77)))),
+        }
+    }
+
+    fn settle(&mut self, _: &mut Member) -> Result<Option<Reply>, Refused> {
+        let settles = self.fake.state().shared_settles && std::mem::take(&mut self.waits);
+        Ok(settles.then_some(Reply::Answer(Answer::Done)))
+    }
+
+    fn end(&mut self, member: &mut Member) {
+        let (tni, cq) = member.place();
+        self.fake.state().done.push(format!("end of {tni} {cq}"));
+    }
+
+    fn serve(&mut self) -> bool {
+        false
+    }
+
+    fn rest(&mut self) -> bool {
+        false
+    }
+
+    fn close_unused(&mut self) -> Vec<Place> {
+        Vec::new()
+    }
+
+    fn has(&self, _: Place) -> bool {
+        self.fake.state().shared_open
+    }
+
+    fn events(&self) -> Vec<Arc<OwnedFd>> {
+        Vec::new()
     }
 }
 
@@ -315,6 +392,75 @@ fn device_is_open_while_in_use() {
     test.join(Some((0, 1)));
     assert_eq!(test.fake.state().open, 2);
     drop(silent);
+}
+
+/// Nine processes of a node of FX10, which has eight queues for them. The kernel's own driver has
+/// the device before and after.
+#[test]
+fn processes_share_queues() {
+    let mut test = Test::new();
+    {
+        let mut state = test.fake.state();
+        (state.generation, state.is_kernels) = (Some(Generation::Fx10), true);
+        state.shared_open = true;
+    }
+    // Even if all users are trusted, they get no more than rings.
+    let join = |test: &mut Test, index| {
+        let socket = test.connect();
+        let answer = test.ask(&socket, &hello(Some((index, 9))));
+        assert!(matches!(answer, Some(Answer::Isolated { cq: None, .. })), "{answer:?}");
+        socket
+    };
+    let (first, second, ninth) = (join(&mut test, 0), join(&mut test, 1), join(&mut test, 8));
+    assert!(!test.fake.state().is_kernels, "it is on loan");
+    let late = test.connect();
+    assert_eq!(why(test.ask(&late, &hello(Some((8, 9))))), Refusal::InUse);
+    let late = test.connect();
+    assert_eq!(why(test.ask(&late, &hello(Some((16, 17))))), Refusal::Wrong);
+
+    let open = |tni| {
+        let queue = Queue { tni, cq: 0 };
+        let request = IsolatedRequest::OpenQueue { queue, stags: 64, mrq_size: 0, session: false };
+        Request::Isolated(request)
+    };
+    assert_eq!(test.ask(&first, &open(0)), None, "later");
+    test.fake.state().shared_settles = true;
+    test.settle();
+    let answer = receive_with_fds::<Answer>(first.as_fd()).unwrap().map(|(answer, _)| answer);
+    assert_eq!(answer, Some(Answer::Done));
+    // One whose queue is not shared has it by itself.
+    assert_eq!(test.ask(&second, &open(1)), Some(Answer::Memory));
+    let page = Page::Queue(Queue { tni: 0, cq: 0 });
+    let read = Request::Isolated(IsolatedRequest::Read { page, offset: 0 });
+    assert_eq!(test.ask(&ninth, &read), Some(Answer::Value(77)));
+    let write = IsolatedRequest::Write { page, offset: 0x40, value: 1 };
+    for _ in 0..3 {
+        send(ninth.as_fd(), &Request::Isolated(write.clone()), &[]).unwrap();
+    }
+    test.server.turn(Some(&Timespec::default())).unwrap();
+    let doorbells = |test: &Test| {
+        test.fake.state().done.iter().filter(|done| *done == "doorbell of 0 0").count()
+    };
+    assert_eq!(doorbells(&test), 3, "several in a turn");
+
+    // What one leaves is free when its queue is closed, or for another of the same place.
+    drop((first, ninth));
+    test.settle();
+    let ends =
+        |test: &Test| test.fake.state().done.iter().filter(|done| *done == "end of 0 0").count();
+    assert_eq!(ends(&test), 2);
+    let take = Request::Take(Queue { tni: 0, cq: 0 });
+    assert_eq!(why(test.ask(&second, &take)), Refusal::InUse, "it is being closed");
+    let ninth = join(&mut test, 8);
+    drop(ninth);
+    test.fake.state().shared_open = false;
+    test.settle();
+    assert_eq!(test.ask(&second, &take), Some(Answer::Taken));
+    assert_eq!(test.fake.counts(), (1, 0));
+    drop(second);
+    test.settle();
+    assert_eq!(test.fake.counts(), (1, 1));
+    assert!(test.fake.state().is_kernels, "it has the device again");
 }
 
 #[test]

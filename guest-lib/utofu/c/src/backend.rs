@@ -62,12 +62,16 @@ pub(crate) fn choose(is_child: bool) -> Result<Backend, Error> {
             Err(Error::new(Code::NotAvailable, "Tofu device", hint))
         }
         Ok("local") => local::Served::new().map(Backend::Served),
-        Ok("tof") => tof::Tof::open().map(Backend::Tof),
+        Ok("tof") => tof::Tof::open()?.map(Backend::Tof).ok_or_else(|| {
+            let hint = "the node has more processes than control queues, which only tofud shares";
+            Error::new(Code::NotAvailable, "TOFU_PROVIDER", hint)
+        }),
         Ok("vfio") => vfio::Vfio::open().map(Backend::Vfio),
         // A program in a guest finds its device by itself.
-        Err(env::VarError::NotPresent) if tof::Tof::is_there() => {
-            tof::Tof::open().map(Backend::Tof)
-        }
+        Err(env::VarError::NotPresent) if tof::Tof::is_there() => match tof::Tof::open()? {
+            Some(device) => Ok(Backend::Tof(device)),
+            None => vfio::Vfio::open().map(Backend::Vfio),
+        },
         Err(env::VarError::NotPresent) => vfio::Vfio::open().map(Backend::Vfio),
         _ => {
             let hint = "the environment variable is not `inproc`, `local`, `tof` or `vfio`";

@@ -42,17 +42,25 @@ impl Tof {
     }
 
     /// Opens the kernel driver's device with the share of process `TOFU_LOCAL_RANK` of `TOFU_PPN`
-    /// or, if these are not set, with the first free share.
-    pub(crate) fn open() -> Result<Self, Error> {
-        let device = TofDevice::open().map_err(|error| {
-            let hint = format!("the kernel driver: {error}");
-            Error::with_text(Code::NotAvailable, WHAT, None, hint)
-        })?;
-        let counted = DeviceShare::of(
-            device.generation(),
-            environment::number("TOFU_LOCAL_RANK", 0)?,
-            environment::number("TOFU_PPN", 1)?,
-        )?;
+    /// or, if these are not set, with the first free share. Returns `None` if the node has more
+    /// processes than control queues. Then `tofud` has the device, or gets it from the driver.
+    pub(crate) fn open() -> Result<Option<Self>, Error> {
+        let device = match TofDevice::open() {
+            Ok(device) => device,
+            // Another process of the node has asked `tofud` to take it.
+            Err(_) if !Self::is_there() => return Ok(None),
+            Err(error) => {
+                let hint = format!("the kernel driver: {error}");
+                return Err(Error::with_text(Code::NotAvailable, WHAT, None, hint));
+            }
+        };
+        let index = environment::number("TOFU_LOCAL_RANK", 0)?;
+        let processes = environment::number("TOFU_PPN", 1)?;
+        let description = device.generation().description();
+        if (u16::from(description.processes) + 1..=description.cores.into()).contains(&processes) {
+            return Ok(None);
+        }
+        let counted = DeviceShare::of(device.generation(), index, processes)?;
         let is_counted = env::var_os("TOFU_PPN").is_some();
         let share = if is_counted { take_share(&device, counted)? } else { free_share(&device)? };
         let inner = TofProvider {
@@ -61,7 +69,7 @@ impl Tof {
             share: share.clone(),
         };
         let provider = any(Arc::new(inner));
-        Ok(Self { provider, share })
+        Ok(Some(Self { provider, share }))
     }
 
     pub(crate) fn process(&self) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {

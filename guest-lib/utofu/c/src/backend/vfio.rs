@@ -74,7 +74,7 @@ impl Vfio {
         let (index, processes) = rank.unwrap_or((0, 1));
         let share_of = |generation, own: Option<CqId>| match own {
             Some(cq) => DeviceShare::of_queue(generation, cq),
-            None => DeviceShare::of(generation, index, processes),
+            None => DeviceShare::joint(generation, index, processes),
         };
         let joined = Arc::clone(&broker).join_any(rank);
         let platform = match joined.map_err(|error| broker_error(WHAT, error))? {
