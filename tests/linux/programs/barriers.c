@@ -136,7 +136,7 @@ static void start(void)
     OK(utofu_reg_mem_with_stag(vcq, &told, sizeof told, STAG, 0, &told_here));
     OK(utofu_reg_mem(vcq, &mine, sizeof mine, 0, &mine_at));
     for (int i = 0; i < size; i++) {
-        peers[i] = job_peer(i, 0);
+        peers[i] = job_peer(i);
         OK(utofu_query_stadd(peers[i], STAG, &told_at[i]));
     }
     meet();

@@ -107,7 +107,8 @@ impl Jobs<'_> {
         }
     }
 
-    /// Several ranks on each node, up to the most that have their own queues, and one too many.
+    /// Several ranks on each node, up to the most that have their own queues, and one more than a
+    /// node has cores.
     fn ranks(&self) {
         self.compile("../../guest-lib/utofu/examples/run/ring.c");
         let line =
@@ -118,7 +119,7 @@ impl Jobs<'_> {
         let expected: Vec<_> = (0..4).map(|rank| format!("{rank}: {groups}")).collect();
         assert_eq!(self.run(&["-n", "4", "./barriers", "groups"]), expected);
 
-        let Description { processes, tnis, cqs, .. } = *self.description();
+        let Description { processes, cores, tnis, cqs, .. } = *self.description();
         let most = u32::from(processes);
         self.compile("programs/ranks.c");
         // All of 32 emulate for long.
@@ -139,6 +140,7 @@ impl Jobs<'_> {
             }
             assert_eq!(lines.len() as u32, 2 * most, "{lines:?}");
         }
+        let most = u32::from(cores);
         let many = (2 * most + 1).to_string();
         let error = self.start(&["-n", &many, "true"]).end(MOMENT).error();
         assert!(error.contains(&format!("at most {}", 2 * most)), "{error}");
@@ -270,6 +272,83 @@ fn nodes_with_and_without_the_driver() {
         place.run(&["down"]).ok();
         place.is_clean();
     }
+}
+
+/// Programs of `tofu run --local`'s tests, which are for FX10 with more ranks than queues.
+fn compile_for_halves(sdk: &Sdk) {
+    for program in ["all_cores", "halves", "sleepers"] {
+        let source = format!("../../tools/tofu/tests/cli/programs/{program}.c");
+        let job = "-I../../guest-lib/utofu/examples/run";
+        sdk.compile(&source, &[job, "-ltofucom", "-ltofutop", "-lpthread"]);
+    }
+}
+
+/// Two nodes of FX10 with more ranks than control queues.
+fn shares_queues(jobs: &Jobs<'_>) {
+    let all_pairs = |ranks: u32| {
+        let mut lines: Vec<_> = (0..ranks).map(|rank| format!("{rank}: all pairs")).collect();
+        lines.sort_unstable();
+        lines
+    };
+    assert_eq!(jobs.run(&["-n", "32", "--ppn", "16", "./all_cores"]), all_pairs(32));
+    // They come late, the first ranks of queues as well as the second ones.
+    assert_eq!(jobs.run(&["-n", "18", "--ppn", "9", "./all_cores", "late"]), all_pairs(18));
+    // Root's ranks are like those of other users there.
+    assert_eq!(jobs.run(&["-n", "18", "--ppn", "9", "--root", "./all_cores"]), all_pairs(18));
+    // Rank 9 shares the queue of rank 1, which is killed.
+    let args = ["-n", "16", "--ppn", "16", "--grace", "60s", "./all_cores", "without"];
+    let said = jobs.start(&args).end(2 * PATIENCE);
+    let right = said.out.lines().filter(|line| line.ends_with(": all pairs")).count();
+    assert_eq!((said.code, right), (Some(137), 15), "{said:?}");
+    // Rank 8 is killed while it posts to the queue that it shares with rank 0.
+    let args = ["-n", "9", "--ppn", "9", "--grace", "60s", "./halves"];
+    let said = jobs.start(&args).end(2 * PATIENCE);
+    assert_eq!(said.code, Some(137), "{said:?}");
+    let expected = "0: 7 of 9 have a channel\n0: 1000 rounds without rank 8\n";
+    assert_eq!(said.out, expected, "{said:?}");
+    // Both ranks of a queue sleep until they are woken.
+    assert_eq!(jobs.run(&["-n", "9", "--ppn", "9", "./sleepers"]), ["0: ok", "8: ok"]);
+}
+
+#[test]
+fn ranks_share_control_queues() {
+    if !has_compiler() {
+        return;
+    }
+    let Some(place) = Place::new(Image::Default) else { return };
+    let sdk = Sdk::new(&place);
+    compile_for_halves(&sdk);
+    let of = ["--generation", "fx10", "--shape", SHAPE, "--memory", "512MiB"];
+    place.up(&[&of[..], &["--driver", "vfio"]].concat());
+    shares_queues(&Jobs { place: &place, sdk: &sdk, generation: Generation::Fx10 });
+    for node in ["0", "1"] {
+        self_test(&place, node);
+    }
+    place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+/// `tofud` borrows the device of node 0 from the kernel's driver, which gets it back.
+#[test]
+fn driver_lends_what_ranks_share() {
+    if !has_compiler() {
+        return;
+    }
+    let Some(place) = driver::place() else { return };
+    let sdk = Sdk::new(&place);
+    compile_for_halves(&sdk);
+    let text = MIXED.replace("SHAPE", SHAPE).replace("GENERATION", "fx10");
+    let file = place.file("mixed.toml");
+    fs::write(&file, text.replace("CHECKS", CHECKS)).unwrap();
+    place.up(&["-c", &file, "--image", &driver::image()]);
+    shares_queues(&Jobs { place: &place, sdk: &sdk, generation: Generation::Fx10 });
+    wait_for("the driver", MOMENT, || {
+        place.exec("0", &["test", "-e", "/proc/tofu"]).code == Some(0)
+    });
+    answers(&place, "1", "0");
+    is_well(&place, "0");
+    place.run(&["down"]).ok();
+    place.is_clean();
 }
 
 #[test]

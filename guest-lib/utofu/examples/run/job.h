@@ -49,33 +49,61 @@ static inline void job_start(void)
     free(map);
 }
 
+/* What a rank has of its node's device. */
+struct job_share {
+    utofu_tni_id_t tni;       /* its first interface */
+    int tnis;                 /* how many it has, in a row */
+    utofu_cq_id_t cq;         /* its control queue on each of them */
+    utofu_cmp_id_t component; /* a component ID for its VCQ */
+};
+
 /*
- * The control queue of a rank depends on how many ranks share its node, and which of them it is.
- * The first Tofu has two queues for ranks, later ones eleven.
+ * The share of a rank depends on how many ranks a node has, and which of them it is. The ranks of a
+ * node divide its control queues, and those with the same queue its interfaces. Tofu has two
+ * queues on each interface, and later generations eleven.
  */
-static inline utofu_cq_id_t job_cq(int rank)
+static inline struct job_share job_share(int rank)
 {
-    static const utofu_cq_id_t first[4][4] = {{0}, {0, 6}, {0, 4, 8}, {0, 2, 5, 8}};
-    int major, minor, per_node = job_number("TOFU_PPN");
+    static const utofu_cq_id_t first[9][8] = {
+        [1] = {0},
+        [2] = {0, 6},
+        [3] = {0, 4, 8},
+        [4] = {0, 2, 5, 8},
+        [5] = {0, 2, 5, 8, 10},
+        [6] = {0, 2, 5, 8, 9, 10},
+        [8] = {0, 1, 2, 5, 6, 8, 9, 10},
+    };
+    int major, minor, ranks = job_number("TOFU_PPN"), local = rank % ranks;
+    struct job_share share = {0, 0, 0, COMPONENT};
     utofu_query_tofu_version(&major, &minor);
-    int most = major == 1 ? 2 : 4;
-    if (per_node > most) {
-        fprintf(stderr, "this program is for up to %d ranks on a node\n", most);
-        exit(1);
+    int all = major < 3 ? 4 : 6, most = major == 1 ? 2 : 4;
+    if (major == 1 && ranks > 8) {
+        /* A ninth rank and those after it share the queues of the first eight, by component IDs. */
+        if (local < 8) share.component = 3;
+        local %= 8;
+        ranks = 8;
     }
-    return major == 1 ? (utofu_cq_id_t)(rank % per_node) : first[per_node - 1][rank % per_node];
+    int queues = ranks < most ? ranks : most;
+    while (queues * all < ranks)
+        queues += queues == 6 ? 2 : 1;
+    int with_same = (ranks + queues - 1) / queues, queue = local / with_same;
+    share.tnis = all / with_same;
+    share.tni = (utofu_tni_id_t)(local % with_same * share.tnis);
+    share.cq = major == 1 ? (utofu_cq_id_t)queue : first[queues][queue];
+    return share;
 }
 
-/* The VCQ ID of a rank whose VCQ has this component ID on this TNI. */
-static inline utofu_vcq_id_t job_peer(int rank, utofu_tni_id_t tni)
+/* The VCQ ID of a rank whose VCQ is on its first interface, with the component ID of its share. */
+static inline utofu_vcq_id_t job_peer(int rank)
 {
+    struct job_share share = job_share(rank);
     union jtofu_phys_coords at;
     utofu_vcq_id_t id;
     if (jtofu_query_phys_coords(JOB, (jtofu_rank_t)rank, &at) != JTOFU_SUCCESS) {
         fprintf(stderr, "rank %d: the map has no such rank\n", rank);
         exit(1);
     }
-    OK(utofu_construct_vcq_id(at.a, tni, job_cq(rank), COMPONENT, &id));
+    OK(utofu_construct_vcq_id(at.a, share.tni, share.cq, share.component, &id));
     return id;
 }
 

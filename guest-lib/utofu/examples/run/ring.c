@@ -13,11 +13,12 @@ int main(void)
     static _Alignas(256) char in[256], out[256];
     utofu_vcq_hdl_t vcq;
     utofu_stadd_t in_stadd, out_stadd, next_stadd;
-    OK(utofu_create_vcq_with_cmp_id(0, COMPONENT, 0, &vcq));
+    struct job_share own = job_share(rank);
+    OK(utofu_create_vcq_with_cmp_id(own.tni, own.component, 0, &vcq));
     OK(utofu_reg_mem_with_stag(vcq, in, sizeof in, STAG, 0, &in_stadd));
     OK(utofu_reg_mem(vcq, out, sizeof out, 0, &out_stadd));
 
-    utofu_vcq_id_t next = job_peer((rank + 1) % size, 0);
+    utofu_vcq_id_t next = job_peer((rank + 1) % size);
     OK(utofu_query_stadd(next, STAG, &next_stadd));
     size_t length = (size_t)snprintf(out, sizeof out, "hello from rank %d", rank) + 1;
     const unsigned long told = UTOFU_ONESIDED_FLAG_TCQ_NOTICE |

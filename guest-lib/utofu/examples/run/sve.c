@@ -88,10 +88,11 @@ int main(void)
     static _Alignas(256) struct part part;
     static double from[PART + 2];
     utofu_stadd_t own, left_part, right_part;
-    OK(utofu_create_vcq_with_cmp_id(0, COMPONENT, 0, &vcq));
+    struct job_share share = job_share(rank);
+    OK(utofu_create_vcq_with_cmp_id(share.tni, share.component, 0, &vcq));
     OK(utofu_reg_mem_with_stag(vcq, &part, sizeof part, STAG, 0, &own));
-    utofu_vcq_id_t left = job_peer((rank + size - 1) % size, 0);
-    utofu_vcq_id_t right = job_peer((rank + 1) % size, 0);
+    utofu_vcq_id_t left = job_peer((rank + size - 1) % size);
+    utofu_vcq_id_t right = job_peer((rank + 1) % size);
     OK(utofu_query_stadd(left, STAG, &left_part));
     OK(utofu_query_stadd(right, STAG, &right_part));
     for (int i = 0; i < PART; i++) part.own[i] = first(rank, i);

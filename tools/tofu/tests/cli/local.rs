@@ -322,6 +322,15 @@ fn rank_outlives_the_other_of_its_queue() {
     assert_eq!(said.out, expected, "{said:?}");
 }
 
+/// Both ranks of a queue sleep until the command wakes them.
+#[test]
+fn ranks_of_a_shared_queue_sleep() {
+    let jobs = Jobs::new();
+    let Some(program) = jobs.own("sleepers.c") else { return };
+    let args = ["--generation", "fx10", "-n", "9", "--ppn", "9", &program];
+    assert_eq!(jobs.lines(&args), ["0: ok", "8: ok"]);
+}
+
 #[test]
 fn killed_rank_leaves_its_node_usable() {
     let jobs = Jobs::new();

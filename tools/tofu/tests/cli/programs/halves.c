@@ -13,15 +13,9 @@
 #define ROUNDS 1000
 #define POSTS 3000
 
-static int component(int rank)
-{
-    return rank < 8 ? 3 : COMPONENT;
-}
-
 static utofu_vcq_id_t peer(int rank)
 {
-    return notes_id(rank, (utofu_tni_id_t)(rank % 4), (utofu_cq_id_t)(rank % 8 / 4),
-                    component(rank));
+    return job_peer(rank);
 }
 
 /* What a rank of a shared queue does not have. */
@@ -61,7 +55,7 @@ int main(void)
     job_start();
     OK(utofu_get_onesided_tnis(&tnis, &n));
     if (rank % 8 == 0 && !lacks_what_it_should(rank, tnis[0])) return 2;
-    notes_start(tnis[0], component(rank));
+    notes_start(tnis[0], job_share(rank).component);
 
     int code = utofu_alloc_vbg(0, 1, 0, &gate);
     if (code != UTOFU_SUCCESS && code != UTOFU_ERR_FULL) return 3;

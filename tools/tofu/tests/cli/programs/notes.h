@@ -20,15 +20,6 @@ static utofu_stadd_t out_stadd;
 /* The VCQ ID of a rank. */
 static utofu_vcq_id_t peer(int rank);
 
-static inline utofu_vcq_id_t notes_id(int rank, utofu_tni_id_t tni, utofu_cq_id_t cq, int component)
-{
-    union jtofu_phys_coords at;
-    utofu_vcq_id_t id;
-    if (jtofu_query_phys_coords(JOB, (jtofu_rank_t)rank, &at) != JTOFU_SUCCESS) exit(1);
-    OK(utofu_construct_vcq_id(at.a, tni, cq, (utofu_cmp_id_t)component, &id));
-    return id;
-}
-
 static void notes_start(utofu_tni_id_t tni, int component)
 {
     OK(utofu_create_vcq_with_cmp_id(tni, (utofu_cmp_id_t)component, 0, &vcq));

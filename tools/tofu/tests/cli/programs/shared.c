@@ -12,7 +12,7 @@
 
 static utofu_vcq_id_t peer(int rank)
 {
-    return job_peer(rank, 0);
+    return job_peer(rank);
 }
 
 int main(void)
