@@ -138,7 +138,7 @@ pub use crate::map::{RegisterNow, Unit};
 pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Mapped, Segment, Segments, Visit};
 pub use crate::observe::statistics::{FailedCommands, Faults, ModelTime};
 pub use crate::observe::trace_events::{Event, Subject, Which};
-pub use crate::observe::violations::LOG_TARGET;
+pub use crate::observe::violations::{LOG_TARGET, RegisterName};
 pub use crate::page::SharedPages;
 pub use crate::router::discard_rcode;
 pub use crate::timing::CommandTiming;

@@ -33,6 +33,16 @@ pub struct Rules {
     lanes: [Lane; LANES],
     /// Times that each rule was broken. There is none as long as none was.
     broken: OnceLock<Box<[AtomicU64; Rule::COUNT]>>,
+    watcher: OnceLock<Watcher>,
+}
+
+/// A function that is called for each broken rule.
+struct Watcher(Box<dyn Fn(Rule) + Send + Sync>);
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watcher")
+    }
 }
 
 impl Rules {
@@ -42,7 +52,15 @@ impl Rules {
             device,
             lanes: [const { Lane([const { AtomicU64::new(0) }; POINTS]) }; LANES],
             broken: OnceLock::new(),
+            watcher: OnceLock::new(),
         }
+    }
+
+    /// Calls `watcher` whenever a rule is broken, on the thread that finds it and with locks of the
+    /// device held, so that it must not use the device. Only the first watcher is called.
+    pub fn watch(&self, watcher: impl Fn(Rule) + Send + Sync + 'static) {
+        // The first one stays.
+        let _ = self.watcher.set(Watcher(Box::new(watcher)));
     }
 
     /// The counts of an interface or a link.
@@ -63,6 +81,9 @@ impl Rules {
         let broken =
             self.broken.get_or_init(|| Box::new([const { AtomicU64::new(0) }; Rule::COUNT]));
         broken[rule as usize].fetch_add(1, Relaxed);
+        if let Some(Watcher(watcher)) = self.watcher.get() {
+            watcher(rule);
+        }
     }
 
     /// The counts of all rules that this kind of device has.
@@ -165,6 +186,7 @@ impl Inspect for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     fn tally(rules: &Rules, rule: Rule) -> Tally {
         *rules.report().0.iter().find(|tally| tally.rule == rule).unwrap()
@@ -180,6 +202,17 @@ mod tests {
         assert_eq!(tally(&rules, Rule::TargetNode).kept, 2);
         assert_eq!(tally(&rules, Rule::Mtu), Tally { rule: Rule::Mtu, kept: 2, broken: 1 });
         assert!(tally(&rules, Rule::MrqRoom).never_met());
+    }
+
+    #[test]
+    fn watcher_is_told_of_each_broken_rule() {
+        let (rules, (told, broken)) = (Rules::new(Device::Tofu), mpsc::channel());
+        rules.broke(Rule::Mtu);
+        rules.watch(move |rule| told.send(rule).unwrap());
+        rules.kept(Point::Ended);
+        rules.broke(Rule::Mtu);
+        rules.broke(Rule::Length);
+        assert_eq!(broken.try_iter().collect::<Vec<_>>(), [Rule::Mtu, Rule::Length]);
     }
 
     #[test]

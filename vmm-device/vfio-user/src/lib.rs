@@ -73,6 +73,7 @@
 //! interface; other doorbells are messages without an answer.
 #![deny(unsafe_code)]
 
+mod access;
 mod channel;
 mod client;
 mod client_device;
@@ -89,6 +90,7 @@ mod session;
 mod socket;
 mod wire;
 
+pub use crate::access::accessed_node;
 pub use crate::channel::ChannelError;
 pub use crate::client::{Client, ClientError, Doorbell, MappedPages};
 pub use crate::error::Error;

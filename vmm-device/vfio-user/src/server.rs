@@ -18,6 +18,7 @@ use tofu_timed::Function;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::access::Access;
 use crate::channel::{Channel, ChannelError, Message};
 use crate::client_device::ClientDevice;
 use crate::device::Device;
@@ -368,6 +369,8 @@ struct Release<'a>(&'a Server);
 impl Drop for Release<'_> {
     fn drop(&mut self) {
         self.0.release();
+        let _access = Access::of(self.device.coords());
+        let _access = Access::of(self.device.coords());
     }
 }
 

@@ -90,6 +90,12 @@ impl Icc {
         }
     }
 
+    /// Calls `watcher` for each broken rule that is found when it is broken, as
+    /// [`Rules::watch`](tofu_rules::Rules::watch) does.
+    pub fn watch_rules(&self, watcher: impl Fn(Rule) + Send + Sync + 'static) {
+        self.rules.watch(watcher);
+    }
+
     /// The counts of all rules. Pointers that are ahead are found now, and entries of tables that
     /// have changed while the device still uses what it had read of them.
     pub fn rules(&self) -> Report {

@@ -79,7 +79,7 @@ impl fmt::Display for QueueName {
 }
 
 /// The name of a register in the log: its unit, and its name in the register map.
-pub(crate) struct RegisterName(pub(crate) Register);
+pub struct RegisterName(pub Register);
 
 impl fmt::Display for RegisterName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
