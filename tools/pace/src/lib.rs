@@ -3,9 +3,11 @@
 //!
 //! A guest sends a [message] to the machine when something happens at its node, or when it accesses
 //! its device. In between, guests keep each other's pace through shared [pages]. The manual's page
-//! on guests in modelled time describes both.
+//! on guests in modelled time describes both. For guests on the host's clock, [breaks] has what a
+//! plugin knows of broken rules.
 #![forbid(unsafe_code)]
 
+pub mod breaks;
 pub mod message;
 pub mod pages;
 mod words;

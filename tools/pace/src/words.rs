@@ -32,14 +32,19 @@ pub(crate) fn read_only(file: impl AsFd) -> io::Result<OwnedFd> {
 impl Words {
     /// Maps a page.
     pub(crate) fn map(file: OwnedFd, writable: bool) -> io::Result<Self> {
+        Self::map_some(file, SIZE, writable)
+    }
+
+    /// Maps so many bytes.
+    pub(crate) fn map_some(file: OwnedFd, size: usize, writable: bool) -> io::Result<Self> {
         let file = File::from(file);
         // Beyond the end of a file there is no memory, but a signal.
         let bytes = file.metadata()?.len();
-        if bytes < SIZE as u64 {
+        if bytes < size as u64 {
             return Err(failed(format!("a page of {bytes} bytes")));
         }
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        let region = MmapRegionBuilder::new(SIZE)
+        let region = MmapRegionBuilder::new(size)
             .with_file_offset(FileOffset::new(file, 0))
             .with_mmap_prot(protection)
             .with_mmap_flags(libc::MAP_SHARED)
@@ -49,7 +54,7 @@ impl Words {
 
     /// A word. It must be written only if the page was mapped for that.
     fn word(&self, at: usize) -> &AtomicU64 {
-        // Only constants of this crate and numbers of guests that were checked come here.
+        // Only constants of this crate and numbers that were checked come here.
         self.0.get_atomic_ref(at).unwrap_or_else(|_| unreachable!("word {at}"))
     }
 
