@@ -10,13 +10,19 @@
 //! API are not a stable interface: all are looked up when the plugin is loaded, and missing ones
 //! are named in one line.
 //!
-//! Load it with `-plugin file=libtofutime.so,pace=SOCKET`.
+//! Load it with `-plugin file=libtofutime.so,pace=SOCKET`. With `stacks=FD` instead, a memory file
+//! of `tofu prove`, the guest keeps the host's time, and the plugin writes down which of its code
+//! breaks rules of the device.
 #![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
+mod accesses;
 #[allow(unsafe_code)]
 mod blocks;
 mod pace;
 #[allow(unsafe_code)]
 mod qemu;
+#[allow(unsafe_code)]
+mod stacks;
 #[allow(unsafe_code)]
 mod symbols;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
-use std::os::fd::FromRawFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,9 +12,11 @@ use tofu_pace::PORTS;
 use tofu_pace::message::Go;
 use tofu_pace::pages::Next;
 
+use crate::accesses::{self, RegionRead, RegionWrite};
 use crate::blocks::{self, Board, Hooks};
 use crate::pace::Pace;
-use crate::symbols::{end, function, symbol};
+use crate::stacks;
+use crate::symbols::{end, function};
 
 /// Version of the plugin API that this was tried with: that of QEMU 11.1.
 #[unsafe(no_mangle)]
@@ -31,11 +33,6 @@ const DEBUG: c_int = 0;
 const PAUSED: c_int = 4;
 /// Bytes for a `QEMUTimer`, which has 48.
 const TIMER: usize = 256;
-/// Places of `region_read` and `region_write` in `VFIODeviceIOOps` of QEMU 11.1.
-const REGION_READ: usize = 5;
-const REGION_WRITE: usize = 6;
-/// Bytes of a page of the host.
-const PAGE: usize = 4096;
 /// The character devices for the input of guests, as `tofu up` names them.
 const PORTS_OF_QEMU: [&CStr; PORTS] = [c"console", c"agent"];
 /// After what time of the guest more input is tried, in nanoseconds: if it has taken some, and if
@@ -80,8 +77,6 @@ type Room = unsafe extern "C" fn(*mut c_void) -> c_int;
 type PutIn = unsafe extern "C" fn(*mut c_void, *const u8, c_int);
 type Resolve = unsafe extern "C" fn(*const c_char, *const c_char, *mut bool) -> *mut c_void;
 type VcpuInit = unsafe extern "C" fn(u64, unsafe extern "C" fn(u32, *mut c_void), *mut c_void);
-type RegionRead = unsafe extern "C" fn(*mut c_void, u8, i64, u32, *mut c_void) -> c_int;
-type RegionWrite = unsafe extern "C" fn(*mut c_void, u8, i64, u32, *mut c_void, bool) -> c_int;
 
 /// QEMU's `Notifier`.
 #[repr(C)]
@@ -115,7 +110,7 @@ struct Plugin {
     find_port: FindPort,
     room: Room,
     put_in: PutIn,
-    /// `vfio_user_device_io_ops_sock`.
+    /// The table of accesses.
     operations: usize,
     /// A timer of QEMU, which must not move.
     timer: usize,
@@ -468,25 +463,9 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
     // its list now: it holds the big lock when it does, as this thread does.
     unsafe { (plugin.on_poll)(notifier) };
     let mut state = plugin.state();
-    let operations = plugin.operations as *mut [*mut c_void; REGION_WRITE + 1];
-    // SAFETY: the table has more places than that in QEMU 11.1, whose version was checked. It is
-    // read by threads that hold the big lock, as this one does, and its pages are made writable
-    // first. Both places have functions of these types.
-    unsafe {
-        let first = plugin.operations & !(PAGE - 1);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        if libc::mprotect(first as *mut c_void, 2 * PAGE, protection) != 0 {
-            end("the table of accesses cannot be written");
-        }
-        let table = &mut *operations;
-        if table[REGION_READ].is_null() || table[REGION_WRITE].is_null() {
-            end("the table of accesses is another one than that of QEMU 11.1");
-        }
-        state.read = Some(std::mem::transmute::<*mut c_void, RegionRead>(table[REGION_READ]));
-        state.write = Some(std::mem::transmute::<*mut c_void, RegionWrite>(table[REGION_WRITE]));
-        table[REGION_READ] = region_read as *mut c_void;
-        table[REGION_WRITE] = region_write as *mut c_void;
-    }
+    // SAFETY: the table is read by threads that hold the big lock, as this one does.
+    let (read, write) = unsafe { accesses::replace(plugin.operations, region_read, region_write) };
+    (state.read, state.write) = (Some(read), Some(write));
     let go = state.pace.begin();
     state.board = Some(blocks::board());
     plugin.obey(&mut state, go, plugin.now());
@@ -523,6 +502,11 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     let arguments = (0..usize::try_from(argc).unwrap_or(0)).map(|i| unsafe { text(*argv.add(i)) });
     let arguments: Vec<_> = arguments.collect();
     let value = |name: &str| arguments.iter().find_map(|text| text.strip_prefix(name));
+    if let Some(file) = value("stacks=").and_then(|number| number.parse().ok()) {
+        // SAFETY: the process that starts QEMU passes the descriptor only for this.
+        stacks::register(id, unsafe { OwnedFd::from_raw_fd(file) });
+        return 0;
+    }
     let pace = match (value("pace="), value("fd=").map(str::parse)) {
         (Some(path), _) => Pace::connect(path).map_err(|error| format!("{path}: {error}")),
         // SAFETY: the process that starts QEMU passes the descriptor only for this.
@@ -540,7 +524,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             deadline: function(c"qemu_clock_deadline_ns_all"),
             msix_notify: function(c"msix_notify"),
             resolve: function(c"object_resolve_path_type"),
-            operations: symbol(c"vfio_user_device_io_ops_sock") as usize,
+            operations: accesses::table(),
             prepare_stop: function(c"qemu_system_vmstop_request_prepare"),
             request_stop: function(c"qemu_system_vmstop_request"),
             in_processor: function(c"qemu_in_vcpu_thread"),
