@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tofu_linux_tests::{PATIENCE, Place, Said, driver};
 
 /// Lines of the driver that variants replace.
@@ -373,6 +373,43 @@ const WRONG: [Wrong; 39] = [
     },
 ];
 
+/// A call stack that the report about a wrong driver has: the driver, the rule, the access, and
+/// the function that makes it. Others of the source's functions are inlined.
+const STACKS: [(&str, &str, &str, &str); 6] = [
+    ("doorbell_value", "T-CQ-007", "write to TNI 0 CQ 0 TOQ_FETCH_START", "first_put_probe"),
+    ("mrq_size", "T-CQ-002", "write to TNI 0 CQ 0 ENABLE", "first_put_probe"),
+    ("short_read", "T-REG-001", "read of TNI 0 CQ 0 STATUS", "first_put_probe"),
+    // Found by what the doorbell is about.
+    ("mtu", "T-CMD-003", "write to TNI 0 CQ 0 TOQ_FETCH_START", "first_put_probe"),
+    ("not_registered", "T-AT-004", "write to TNI 0 CQ 0 TOQ_FETCH_START", "first_put_probe"),
+    ("late_doorbell", "T-CQ-006", "write to TNI 0 CQ 0 TOQ_FETCH_START", "first_put_remove"),
+];
+
+/// The call stacks of a broken rule.
+fn stacks<'a>(report: &'a Value, id: &str) -> &'a [Value] {
+    let mut rules = report["rules"].as_array().unwrap().iter();
+    rules.find(|rule| rule["id"] == id).unwrap()["stacks"].as_array().unwrap()
+}
+
+/// Returns true if one of the stacks is of this access, and begins in this function of the module.
+/// The kernel's functions that have called it follow.
+fn has_stack(stacks: &[Value], driver: &str, access: &str, function: &str) -> bool {
+    let begins = |stack: &Value| {
+        let functions = stack["functions"].as_array().unwrap();
+        let first = functions.first().and_then(Value::as_str).unwrap_or_default();
+        let is_called = functions.iter().skip(1).any(|name| {
+            let name = name.as_str().unwrap();
+            name.starts_with("pci_device_") && !name.contains('[')
+        });
+        let is_function = first.starts_with(&format!("{function}+0x"));
+        stack["access"] == access
+            && is_called
+            && is_function
+            && first.ends_with(&format!(" [{driver}]"))
+    };
+    stacks.iter().any(begins)
+}
+
 /// The source of a variant of the driver.
 fn source(name: &str, edits: &[(&str, &str)]) -> String {
     let mut source = fs::read_to_string(Path::new(SOURCE).join("first_put.c")).unwrap();
@@ -460,6 +497,8 @@ fn wrong_drivers_are_named_by_their_rules() {
     let Some(place) = driver::place() else { return };
     let right = prove(&place, &[SOURCE, "--reloads", "2"]);
     assert_eq!(right.code, Some(0), "{right:?}");
+    let rules = report(&right)["rules"].clone();
+    assert!(rules.as_array().unwrap().iter().all(|rule| rule["stacks"] == json!([])), "{rules:#}");
     let modules = wrong_modules(&place);
     let command: Vec<&str> = modules.iter().map(String::as_str).chain(["--quick"]).collect();
     let said = prove(&place, &command);
@@ -468,6 +507,14 @@ fn wrong_drivers_are_named_by_their_rules() {
     assert_eq!((said.code, reports.len()), (Some(1), WRONG.len()));
     let missed = WRONG.iter().zip(reports).filter_map(|(wrong, report)| missed(wrong, report));
     assert_eq!(missed.collect::<Vec<_>>(), [""; 0]);
+    // Only emulated processors can be watched.
+    if reports[0]["monitor"].as_str().unwrap().contains("emulated") {
+        for (name, id, access, function) in STACKS {
+            let place = WRONG.iter().position(|wrong| wrong.name == name).unwrap();
+            let stacks = stacks(&reports[place], id);
+            assert!(has_stack(stacks, name, access, function), "{name}: {stacks:#?}");
+        }
+    }
     nothing_runs(&place);
 }
 

@@ -29,6 +29,7 @@ use crate::own::{LatestMemory, Own};
 use crate::qemu;
 use crate::runtimes::{MonitorChoice, Runtime, Runtimes};
 use crate::setup::{GuestTime, VmSetup};
+use crate::watch::Watch;
 use crate::{template, timekeeper};
 
 /// Has the kernel (Linux 6.12) give programs their memory in runs of up to 256 KiB where it can. An
@@ -45,6 +46,8 @@ pub struct LinuxHost {
     group: i32,
     /// The Ethernet of the nodes.
     pub lan: Ethernet,
+    /// Where their code that breaks rules is noted, if that is wanted.
+    pub(crate) watch: Option<Watch>,
     /// The registry that has them.
     registry: Arc<Registry>,
     /// The rights that its threads give up.
@@ -61,6 +64,7 @@ impl LinuxHost {
             dir: session.dir.path().to_owned(),
             group: session.janitor.group(),
             lan: plan.on_linux.net.into(),
+            watch: None,
             registry: Arc::clone(&session.registry),
             confinement: session.confinement.clone(),
             time: plan.modelled,
@@ -113,6 +117,7 @@ impl LinuxBackend for LinuxHost {
                 }
                 MonitorChoice::Own(hypervisor) => own(machine, at, Arc::clone(hypervisor))?,
             };
+            let watch = self.watch.as_ref().and_then(|w| w.begin(index, machine, at));
             let ip = lan.as_ref().map(|_| lan::ip(index));
             // The checks cover only these. A node with an Ethernet gets its address there from its
             // init.
@@ -134,6 +139,7 @@ impl LinuxBackend for LinuxHost {
                 confinement: self.confinement.clone(),
                 lan: lan.as_ref().and_then(|lan| lan.place(index)),
                 time: self.time(machine, plan, at)?,
+                watch,
                 kvm: *kvm,
             };
             let log = self.dir.join(node_file("console", at, "log"));

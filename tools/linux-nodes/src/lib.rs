@@ -18,3 +18,4 @@ pub mod runtimes;
 mod setup;
 mod template;
 pub mod timekeeper;
+mod watch;

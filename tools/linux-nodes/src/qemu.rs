@@ -38,6 +38,7 @@ const LAN: i32 = 5;
 const MONITOR: i32 = 6;
 const MEMORY: i32 = 7;
 const PACE: i32 = 8;
+const BREAKS: i32 = 9;
 
 /// The environment variable with the socket of the node's device. It identifies the QEMU of a node.
 const NODE: &str = "QEMU_TOFU_NODE";
@@ -97,6 +98,9 @@ pub(crate) fn start(
         let (pace, pace_there) = UnixStream::pair().context("no sockets left")?;
         passed.at(PACE, pace_there);
         time.machine.keep(time.at, pace, &setup.confinement)?;
+    }
+    if let Some(watch) = &setup.watch {
+        passed.at(BREAKS, watch.breaks.file().try_clone_to_owned()?);
     }
     let [console, agent] = ports(setup, &mut passed)?;
     let qemu = passed.program(qemu, setup)?;
@@ -335,6 +339,27 @@ fn in_modelled_time(time: &GuestTime, passed: &mut Passed) -> anyhow::Result<Vec
     Ok(args)
 }
 
+/// The options for the device of a virtual machine that starts in some way, and for the plugin that
+/// watches it. A template has neither.
+fn start_arguments(
+    setup: &VmSetup,
+    boot: Boot<'_>,
+    port: Option<&str>,
+    passed: &mut Passed,
+) -> anyhow::Result<Vec<OsString>> {
+    let mut words: Vec<String> = match boot {
+        Boot::Template => return Ok(Vec::new()),
+        Boot::Cold => vec!["-device".into(), device(&setup.device, port).to_string()],
+        Boot::Clone(_) => ["-incoming", "defer", "-S"].map(String::from).into(),
+    };
+    if let Some(watch) = &setup.watch {
+        let plugin = passed.file(&watch.plugin)?;
+        words.push("-plugin".into());
+        words.push(format!("file={},stacks={BREAKS}", plugin.display()));
+    }
+    Ok(words.into_iter().map(OsString::from).collect())
+}
+
 fn arguments(
     setup: &VmSetup,
     boot: Boot<'_>,
@@ -388,11 +413,8 @@ fn arguments(
     if port.is_some() && setup.time.is_none() {
         add(&["-device", "vmgenid,guid=auto"]);
     }
-    match boot {
-        Boot::Cold => add(&["-device", &device(&setup.device, port).to_string()]),
-        Boot::Template => {}
-        Boot::Clone(_) => add(&["-incoming", "defer", "-S"]),
-    }
+    args.extend(start_arguments(setup, boot, port, passed)?);
+    let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
     let boot_files = &setup.boot_files;
     if let Some(root) = &boot_files.root {
         add(&["-add-fd", &format!("fd={},set=1", passed.open(root)?)]);

@@ -12,6 +12,7 @@ use tofu_supervisor::timed::TimedMachine;
 
 use crate::boot_files::BootFiles;
 use crate::lan::LanPort;
+use crate::watch::NodeWatch;
 
 /// The modelled time of a guest.
 #[derive(Clone)]
@@ -59,6 +60,8 @@ pub(crate) struct VmSetup {
     pub(crate) lan: Option<LanPort>,
     /// The modelled time that it keeps, if it does.
     pub(crate) time: Option<GuestTime>,
+    /// Where its code that breaks rules is noted, if that is wanted.
+    pub(crate) watch: Option<NodeWatch>,
     /// True if the host's hardware runs the guest.
     pub(crate) kvm: bool,
     /// The rights that the threads which serve the guest in this process give up.

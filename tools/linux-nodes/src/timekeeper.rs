@@ -1,4 +1,4 @@
-//! QEMU's plugin that keeps a guest in modelled time.
+//! QEMU's plugin that keeps a guest in modelled time, and finds code that breaks rules.
 
 use std::path::PathBuf;
 
@@ -35,14 +35,13 @@ pub fn plugin() -> anyhow::Result<PathBuf> {
     let plugin = itself.with_file_name(PLUGIN);
     ensure!(
         plugin.exists(),
-        "{} is missing, which modelled time needs; cargo build --release -p tofu-timekeeper makes \
-         it",
+        "{} is missing; cargo build --release -p tofu-timekeeper makes it",
         plugin.display()
     );
     Ok(plugin)
 }
 
-/// Checks that this QEMU can keep modelled time.
+/// Checks that this QEMU can load the plugin.
 ///
 /// # Errors
 ///
@@ -51,7 +50,7 @@ pub(crate) fn check(qemu: &Qemu) -> anyhow::Result<()> {
     let version = &qemu.version;
     ensure!(
         version.starts_with(KNOWN),
-        "modelled time needs QEMU 11.1, and {} is {version}",
+        "{PLUGIN} needs QEMU 11.1, and {} is {version}",
         qemu.program.display()
     );
     plugin().map(drop)

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use crate::report::{Outcome, Report};
+use crate::stacks::Stack;
 
 /// The start of an XML document.
 const XML: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
@@ -23,7 +24,7 @@ pub(crate) fn junit(reports: &[Report]) -> String {
 fn suite(report: &Report) -> String {
     let mut cases = String::new();
     let (mut tests, mut failures, mut skipped) = (0, 0, 0);
-    let mut case = |class: &str, name: &str, seconds: f64, result: Result<(), Option<&str>>| {
+    let mut case = |class: &str, name: &str, seconds: f64, result: Result<(), Option<Why<'_>>>| {
         tests += 1;
         let _ = write!(
             cases,
@@ -32,9 +33,11 @@ fn suite(report: &Report) -> String {
         );
         match result {
             Ok(()) => cases.push_str("/>\n"),
-            Err(Some(why)) => {
+            Err(Some((why, stacks))) => {
                 failures += 1;
-                let _ = writeln!(cases, "><failure message=\"{}\"/></testcase>", escaped(why));
+                let (why, stacks) = (escaped(why), stacks_of(stacks));
+                let _ =
+                    writeln!(cases, "><failure message=\"{why}\">{stacks}</failure></testcase>");
             }
             Err(None) => {
                 skipped += 1;
@@ -45,7 +48,7 @@ fn suite(report: &Report) -> String {
     for scene in &report.scenes {
         let result = match scene.outcome {
             Outcome::Passed => Ok(()),
-            Outcome::Failed => Err(Some(scene.says.as_str())),
+            Outcome::Failed => Err(Some((scene.says.as_str(), &[][..]))),
             Outcome::NotRun => Err(None),
         };
         case("scene", scene.name, scene.seconds, result);
@@ -54,13 +57,14 @@ fn suite(report: &Report) -> String {
         let result = match (rule.broken, rule.kept) {
             (0, 0) => Err(None),
             (0, _) => Ok(()),
-            _ => Err(Some(rule.rule)),
+            _ => Err(Some((rule.rule, &rule.stacks[..]))),
         };
         case("rule", rule.id, 0.0, result);
     }
     for (class, lines) in [("left", &report.left), ("kernel", &report.warnings)] {
         let what = lines.join("; ");
-        case(class, class, 0.0, if lines.is_empty() { Ok(()) } else { Err(Some(&what)) });
+        let result = if lines.is_empty() { Ok(()) } else { Err(Some((what.as_str(), &[][..]))) };
+        case(class, class, 0.0, result);
     }
     format!(
         "<testsuite name=\"tofu prove {}\" \
@@ -71,7 +75,16 @@ fn suite(report: &Report) -> String {
     )
 }
 
-/// Text as it may stand in an attribute. Control characters may not be there at all.
+/// The reason for a failure, and the code that has caused it.
+type Why<'a> = (&'a str, &'a [Stack]);
+
+/// Call stacks as the text of an element, one in each line.
+fn stacks_of(stacks: &[Stack]) -> String {
+    let lines: Vec<_> = stacks.iter().map(|stack| escaped(&stack.to_string())).collect();
+    lines.join("\n")
+}
+
+/// Text as it may stand in an attribute or an element. Control characters may not be there at all.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -105,7 +118,9 @@ fn analysis(report: &Report) -> serde_json::Value {
     let result = |rule: &crate::report::RuleReport| {
         let scenes = report.scenes_of(rule.id);
         let text = format!("{} Broken {} times, in {scenes}.", rule.rule, rule.broken);
-        json!({ "ruleId": rule.id, "level": "error", "message": { "text": text } })
+        let message = json!({ "text": text });
+        let stacks: Vec<_> = rule.stacks.iter().map(stack).collect();
+        json!({ "ruleId": rule.id, "level": "error", "message": message, "stacks": stacks })
     };
     let driver = json!({
         "name": "tofu prove",
@@ -116,6 +131,18 @@ fn analysis(report: &Report) -> serde_json::Value {
         "tool": { "driver": driver },
         "results": report.broken().map(result).collect::<Vec<_>>(),
     })
+}
+
+/// A call stack of SARIF, of functions without files.
+fn stack(stack: &Stack) -> serde_json::Value {
+    let Stack { node, scene, access, functions } = stack;
+    let frame = |function: &String| {
+        let places = json!([{ "fullyQualifiedName": function, "kind": "function" }]);
+        json!({ "location": { "logicalLocations": places } })
+    };
+    let text = format!("node {node}, in {scene}, by a {access}");
+    let frames: Vec<_> = functions.iter().map(frame).collect();
+    json!({ "message": { "text": text }, "frames": frames })
 }
 
 #[cfg(test)]
@@ -130,6 +157,9 @@ mod tests {
         let mut report = Report::new("a<b>.ko".into(), "QEMU");
         report.rules[0].broken = 2;
         report.rules[1].kept = 1;
+        let functions = vec!["probe+0x10 [a]".into(), "init<1>".into()];
+        let access = "write to TNI 0 ENABLE".into();
+        report.rules[0].stacks.push(Stack { node: 1, scene: "load", access, functions });
         let id = report.rules[0].id;
         report.scenes.push(SceneReport {
             name: "load",
@@ -154,6 +184,9 @@ mod tests {
             assert!(text.contains(&format!(" {name}=\"{}\"", times(what))), "{name}: {text}");
         }
         assert_eq!(times("<failure "), 2);
+        let stack =
+            ">node 1, in load, by a write to TNI 0 ENABLE: probe+0x10 [a] &lt; init&lt;1&gt;<";
+        assert!(text.contains(stack), "{text}");
     }
 
     #[test]
@@ -173,6 +206,10 @@ mod tests {
         assert_eq!(results.len(), 1);
         assert_eq!(results[0]["ruleId"], "T-REG-001");
         assert!(results[0]["message"]["text"].as_str().unwrap().ends_with("2 times, in load."));
+        let stack = &results[0]["stacks"][0];
+        assert_eq!(stack["message"]["text"], "node 1, in load, by a write to TNI 0 ENABLE");
+        let place = &stack["frames"][0]["location"]["logicalLocations"][0];
+        assert_eq!(place["fullyQualifiedName"], "probe+0x10 [a]");
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod options;
 mod report;
 mod rules;
 mod scenes;
+mod stacks;
 mod subject;
 
 use std::fs::File;
@@ -25,7 +26,6 @@ use std::time::Instant;
 
 use anyhow::Context;
 use tofu_linux_nodes::lab::Lab;
-use tofu_linux_nodes::lan::Ethernet;
 use tofu_linux_nodes::progress::ImageProgress;
 use tofu_spec::MachineSpec;
 use tofu_spec::units::{ImageName, MemorySize, Timeout};
@@ -33,9 +33,11 @@ use tofu_ui::Style;
 
 pub use crate::options::Options;
 pub use crate::report::{Outcome, Report};
+pub use crate::stacks::Stack;
 pub use crate::subject::Subject;
 
 use crate::nodes::Nodes;
+use crate::stacks::Stacks;
 
 /// Two neighbours.
 const SHAPE: &str = "2x1x1x1x1x1";
@@ -56,7 +58,7 @@ pub fn run(options: &Options) -> anyhow::Result<u8> {
     let junit = Output::create(options.junit.as_ref())?;
     let sarif = Output::create(options.sarif.as_ref())?;
     let start = Instant::now();
-    let lab = Lab::start(&spec, Ethernet::None, &progress)?;
+    let lab = Lab::watched(&spec, &progress)?;
     progress.clear();
     let reports = proved(&subjects, options, &lab, start)?;
     drop(lab);
@@ -102,19 +104,25 @@ fn proved(
 ) -> anyhow::Result<Vec<Report>> {
     let mut reports: Vec<Report> = Vec::new();
     let mut are_new = true;
+    let mut stacks = Stacks::new(lab.breaks.as_deref().unwrap_or_default());
     for (i, (name, subject)) in subjects.iter().enumerate() {
         let nodes = |start| Nodes::new(lab, options.patience, start + options.limit);
         if let Some(last) = reports.last() {
-            are_new = scenes::clear(&subjects[i - 1].1, last, &nodes(start))?;
+            are_new = scenes::clear(&subjects[i - 1].1, last, &nodes(start), &mut stacks)?;
         }
-        let mut report = life(name, subject, options, lab, (&nodes(start), are_new));
+        let mut report = life((name, subject), options, lab, (&nodes(start), are_new), &mut stacks);
         if !are_new && report.as_ref().map_or(true, Report::has_not_begun) {
             // Something that the driver before has left may have done it.
             nodes(start).restart()?;
+            stacks.restarted();
             start = Instant::now();
-            report = life(name, subject, options, lab, (&nodes(start), true));
+            report = life((name, subject), options, lab, (&nodes(start), true), &mut stacks);
         }
         let mut report = report?;
+        let is_broken = report.broken().next().is_some();
+        if let (Err(why), true) = (&lab.breaks, is_broken) {
+            report.notes.push(format!("no call stacks: {why}"));
+        }
         report.finish(start.elapsed());
         if !options.json {
             write!(io::stdout(), "{report}")?;
@@ -127,17 +135,17 @@ fn proved(
 
 /// Plays all scenes of a driver.
 fn life(
-    name: &str,
-    subject: &Subject,
+    (name, subject): (&str, &Subject),
     options: &Options,
     lab: &Lab,
     nodes: (&Nodes, bool),
+    stacks: &mut Stacks<'_>,
 ) -> anyhow::Result<Report> {
     let mut report = Report::new(name.to_owned(), &lab.monitor);
     if !options.json {
         writeln!(io::stdout(), "{name} on two nodes, {}", lab.monitor)?;
     }
-    scenes::play(subject, options, nodes, &mut report, &mut |scene| {
+    scenes::play(subject, options, nodes, (&mut report, stacks), &mut |scene| {
         if options.json { Ok(()) } else { writeln!(io::stdout(), "{scene}") }
     })?;
     Ok(report)

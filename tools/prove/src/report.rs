@@ -7,9 +7,12 @@ use serde::Serialize;
 use tofu_rules::{Device, Rule};
 
 use crate::rules::Counts;
+use crate::stacks::Stack;
 
 /// Most kernel warnings that are kept.
 const MOST_WARNINGS: usize = 40;
+/// Most call stacks of a rule that are kept.
+const MOST_STACKS: usize = 3;
 
 /// The result of a scene.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -53,6 +56,8 @@ pub struct RuleReport {
     pub broken: u64,
     /// Times that it was broken because a scene took away the other end, which is no fault.
     pub excused: u64,
+    /// The code that has broken it, the first few times.
+    pub stacks: Vec<Stack>,
 }
 
 impl RuleReport {
@@ -97,6 +102,7 @@ impl Report {
             kept: 0,
             broken: 0,
             excused: 0,
+            stacks: Vec::new(),
         };
         Self {
             driver,
@@ -139,6 +145,16 @@ impl Report {
             row.kept += count.kept;
             row.excused += excused;
             row.broken += count.broken - excused;
+        }
+    }
+
+    /// Adds the code that has broken rules.
+    pub(crate) fn locate(&mut self, stacks: Vec<(Rule, Stack)>) {
+        for (rule, stack) in stacks {
+            let row = self.rules.iter_mut().find(|row| row.id == rule.id());
+            if let Some(row) = row.filter(|row| row.broken > 0 && row.stacks.len() < MOST_STACKS) {
+                row.stacks.push(stack);
+            }
         }
     }
 
@@ -192,7 +208,8 @@ pub(crate) enum Excuse {
 }
 
 impl Excuse {
-    fn covers(self, rule: Rule) -> bool {
+    /// Returns true if it cannot keep a rule.
+    pub(crate) fn covers(self, rule: Rule) -> bool {
         let presence = [Rule::RemoteMastering, Rule::RemoteInterface, Rule::RemoteEnabled];
         match self {
             Self::None => false,
@@ -241,12 +258,13 @@ impl fmt::Display for Report {
         let kept = self.rules.len() - never - broken;
         writeln!(f, "rules: {kept} kept, {broken} broken, {never} never met")?;
         for rule in self.broken() {
-            let RuleReport { id, broken, source, rule, .. } = rule;
+            let RuleReport { id, broken, source, rule, stacks, .. } = rule;
             writeln!(
                 f,
                 "  broken {id}, {broken} times, in {}: {rule} ({source})",
                 self.scenes_of(id)
             )?;
+            stacks.iter().try_for_each(|stack| writeln!(f, "    {stack}"))?;
         }
         for RuleReport { id, excused, .. } in self.rules.iter().filter(|rule| rule.excused > 0) {
             writeln!(f, "  excused {id}, {excused} times: the other node was taken away")?;

@@ -14,7 +14,8 @@ use crate::nodes::{Gone, NODES, Nodes, Said};
 use crate::options::Options;
 use crate::report::{Excuse, Outcome, Report, SceneReport};
 use crate::rules::Counts;
-use crate::subject::Subject;
+use crate::stacks::Stacks;
+use crate::subject::{LOADED, Subject};
 
 /// Most files that are copied for traffic, in bytes.
 const MOST_FILE: u64 = 256 << 20;
@@ -123,11 +124,12 @@ pub(crate) fn play(
     subject: &Subject,
     options: &Options,
     (nodes, are_new): (&Nodes, bool),
-    report: &mut Report,
+    (report, stacks): (&mut Report, &mut Stacks<'_>),
     say: &mut dyn FnMut(&SceneReport) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let stage = Stage { subject, options, nodes, has_network: AtomicBool::new(false) };
     let before = stage.prepare(are_new)?;
+    stacks.skip();
     let first = Counts::of(nodes)?;
     let scenes = if subject.module().is_some() { &MODULE[..] } else { &PROGRAM[..] };
     let mut stopped = None;
@@ -137,7 +139,7 @@ pub(crate) fn play(
             let outcome = Outcome::NotRun;
             SceneReport { name: scene.name, outcome, seconds: 0.0, says, broken: Vec::new() }
         } else {
-            stage.scene(scene, report, &mut stopped)?
+            stage.scene(scene, (report, stacks), &mut stopped)?
         };
         say(&row)?;
         report.scenes.push(row);
@@ -174,7 +176,12 @@ pub(crate) fn play(
 /// # Errors
 ///
 /// If new nodes do not boot.
-pub(crate) fn clear(subject: &Subject, report: &Report, nodes: &Nodes) -> anyhow::Result<bool> {
+pub(crate) fn clear(
+    subject: &Subject,
+    report: &Report,
+    nodes: &Nodes,
+    stacks: &mut Stacks<'_>,
+) -> anyhow::Result<bool> {
     if !report.is_untidy() {
         let name = subject.module().unwrap_or_default();
         let script = format!(
@@ -186,6 +193,7 @@ pub(crate) fn clear(subject: &Subject, report: &Report, nodes: &Nodes) -> anyhow
         }
     }
     nodes.restart()?;
+    stacks.restarted();
     Ok(true)
 }
 
@@ -203,14 +211,15 @@ impl Stage<'_> {
     fn scene(
         &self,
         scene: &Scene,
-        report: &mut Report,
+        (report, stacks): (&mut Report, &mut Stacks<'_>),
         stopped: &mut Option<Stopped>,
     ) -> anyhow::Result<SceneReport> {
         let (before, start) = (Counts::of(self.nodes)?, Instant::now());
         let result = (scene.play)(self);
         let seconds = start.elapsed().as_secs_f64();
         let counts = Counts::of(self.nodes)?.since(&before);
-        report.count(&counts, self.excuse(scene));
+        let excuse = self.excuse(scene);
+        report.count(&counts, excuse);
         let broken = counts.broken().map(|(rule, times)| (rule.id(), times)).collect();
         let (outcome, says) = match &result {
             Ok(says) => (Outcome::Passed, says.clone()),
@@ -222,6 +231,8 @@ impl Stage<'_> {
             _ => None,
         };
         if !result.is_err_and(|error| error.is::<Gone>()) {
+            let is_wanted = |rule| !excuse.covers(rule);
+            report.locate(stacks.take(scene.name, self.nodes, self.subject, is_wanted));
             match self.log(scene.name, report) {
                 Ok(()) => {}
                 Err(error) => {
@@ -257,7 +268,8 @@ impl Stage<'_> {
                           rmmod tofu 2>&1";
             self.nodes.both_must(script).context("our own driver")?;
         }
-        self.nodes.both_must("dmesg -c >/dev/null")?;
+        let clear = format!("rm -f {LOADED}; dmesg -c >/dev/null");
+        self.nodes.both_must(&clear)?;
         Kept::of(self.nodes, self.subject)
     }
 

@@ -22,6 +22,8 @@ const EXERCISE: &str = "tofu-guest exercise";
 const HEAP: &str = "slab_debug=FZPU,kmalloc-*";
 /// Functions that take memory from it.
 const HEAP_FUNCTIONS: [&str; 5] = ["\0__kmalloc", "\0kmem", "\0krealloc", "\0kv", "\0kstrdup"];
+/// A file of a node with the addresses at which the module was loaded.
+pub(crate) const LOADED: &str = "/tmp/prove.sections";
 /// Loads the shipped driver, wherever the image has it.
 const LOAD: &str = "{ modprobe tofu || insmod /lib/modules/*/kernel/tofu/tofu.ko; }";
 
@@ -128,7 +130,9 @@ impl Subject {
         match self {
             Self::Shipped => LOAD.into(),
             Self::Module { name, arguments, .. } => {
-                format!("insmod /tmp/{name}.ko{}", words(arguments))
+                let words = words(arguments);
+                let note = format!("grep -s . /sys/module/{name}/sections/.*text* >>{LOADED}");
+                format!("{{ insmod /tmp/{name}.ko{words}; R=$?; {note}; (exit $R); }}")
             }
             Self::Program { name, arguments, .. } => format!("/tmp/{name}{}", words(arguments)),
         }

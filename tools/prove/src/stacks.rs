@@ -1,0 +1,391 @@
+//! The functions in which a driver has broken rules: from the addresses that QEMU's plugin has
+//! found on the stack, by the module's symbols and the kernel's.
+//!
+//! The kernel has no frame pointers, so that any word on the stack may be a return address of a
+//! call that has ended long ago. One belongs to the present calls if the instruction before it
+//! calls the function below, or one whose address was only known when it ran.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
+use serde::Serialize;
+use tofu_abi::pci::REGISTER_BAR;
+use tofu_abi::regs::Register;
+use tofu_icc::RegisterName;
+use tofu_pace::breaks::{Access, Break, Breaks, Call};
+use tofu_rules::Rule;
+use tofu_ui::printable;
+
+use crate::nodes::{NODES, Nodes};
+use crate::subject::{LOADED, Subject};
+
+/// The most functions of a stack.
+const MOST: usize = 16;
+/// The most times that a module was loaded whose addresses are kept.
+const LOADS: usize = 64;
+/// Kernel functions at which a stack ends: what called them says nothing about a driver.
+const ENDS: [&str; 5] = ["do_syscall_64", "x64_sys_call", "ret_from_fork", "asm_", "kthread"];
+/// Functions that call the one whose address is in a register.
+const THUNKS: &str = "__x86_indirect_";
+
+/// The code that has broken a rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Stack {
+    /// Number of the node.
+    pub node: u32,
+    /// The name of the scene.
+    pub scene: &'static str,
+    /// The access that has broken the rule.
+    pub access: String,
+    /// Functions with the offset in them, the one that has made the access first.
+    pub functions: Vec<String>,
+}
+
+impl fmt::Display for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, scene, access, functions } = self;
+        let functions = match &functions[..] {
+            [] => "a program, or code without symbols".to_owned(),
+            functions => functions.join(" < "),
+        };
+        write!(f, "node {node}, in {scene}, by a {access}: {functions}")
+    }
+}
+
+/// Finds the code that has broken rules, on all nodes.
+pub(crate) struct Stacks<'a> {
+    breaks: &'a [Arc<Breaks>],
+    /// Symbols of the kernels that were looked up, by address. They stay until a node boots.
+    kernels: Vec<Kernel>,
+}
+
+/// The function at an address, and where it begins, or `None` if the kernel does not know.
+type Kernel = BTreeMap<u64, Option<(u64, String)>>;
+
+/// Functions of a section: beginning, size and name, in order.
+type Functions = Vec<(u64, u64, String)>;
+
+/// A function at an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Function {
+    begins: u64,
+    name: String,
+    module: bool,
+}
+
+impl<'a> Stacks<'a> {
+    pub(crate) fn new(breaks: &'a [Arc<Breaks>]) -> Self {
+        Self { breaks, kernels: breaks.iter().map(|_| Kernel::new()).collect() }
+    }
+
+    /// Forgets what was found out about nodes that have booted since.
+    pub(crate) fn restarted(&mut self) {
+        self.kernels.iter_mut().for_each(Kernel::clear);
+    }
+
+    /// Drops what was found so far.
+    pub(crate) fn skip(&self) {
+        self.breaks.iter().for_each(|breaks| drop(breaks.take()));
+    }
+
+    /// The code that has broken these rules since the last call. Nodes that do not answer have
+    /// none.
+    pub(crate) fn take(
+        &mut self,
+        scene: &'static str,
+        nodes: &Nodes,
+        subject: &Subject,
+        is_wanted: impl Fn(Rule) -> bool,
+    ) -> Vec<(Rule, Stack)> {
+        let mut found = Vec::new();
+        for ((node, breaks), kernel) in NODES.into_iter().zip(self.breaks).zip(&mut self.kernels) {
+            let with_rule = |brk: Break| Some((*Rule::ALL.get(brk.rule)?, brk));
+            let breaks = breaks.take().into_iter().filter_map(with_rule);
+            let breaks: Vec<_> = breaks.filter(|(rule, _)| is_wanted(*rule)).collect();
+            if breaks.is_empty() {
+                continue;
+            }
+            let module = Module::find(node, nodes, subject);
+            look_up(kernel, node, nodes, breaks.iter().map(|(_, brk)| brk), &module);
+            for (rule, brk) in breaks {
+                let functions = walk(&brk, |address| {
+                    let kernel = || kernel.get(&address).cloned().flatten();
+                    let of_kernel =
+                        || kernel().map(|(begins, name)| Function { begins, name, module: false });
+                    module.function(address).or_else(of_kernel)
+                });
+                let functions = functions.iter().map(|(function, at)| module.name(function, *at));
+                let functions: Vec<_> = functions.collect();
+                let access = access_name(brk.access);
+                found.push((rule, Stack { node, scene, access, functions }));
+            }
+        }
+        found
+    }
+}
+
+/// An access, for a report.
+fn access_name(access: Access) -> String {
+    let what = if access.is_write { "write to" } else { "read of" };
+    let register = Register::decode(access.offset & !7);
+    match register.filter(|_| access.region == REGISTER_BAR) {
+        Some(register) => format!("{what} {}", RegisterName(register)),
+        None if access.region == CONFIGURATION => {
+            format!("{what} configuration space, {:#x}", access.offset)
+        }
+        None => format!("{what} BAR {}, {:#x}", access.region, access.offset),
+    }
+}
+
+/// The number of configuration space among a device's regions.
+const CONFIGURATION: u8 = 7;
+
+/// Looks addresses up that the kernel has not been asked about yet.
+fn look_up<'b>(
+    kernel: &mut Kernel,
+    node: u32,
+    nodes: &Nodes,
+    breaks: impl Iterator<Item = &'b Break>,
+    module: &Module,
+) {
+    let mut wanted = BTreeSet::new();
+    for brk in breaks {
+        wanted.extend(brk.instruction);
+        for address in &brk.stack {
+            wanted.insert(address.at - 1);
+            if let Some(Call::To(target)) = address.call() {
+                wanted.insert(target);
+            }
+        }
+    }
+    wanted.retain(|address| !kernel.contains_key(address) && module.function(*address).is_none());
+    if wanted.is_empty() {
+        return;
+    }
+    let list: Vec<_> = wanted.iter().map(|address| format!("{address:016x}")).collect();
+    let list = list.join(" ");
+    // /proc/kallsyms is in order but for what is no code, and modules. Addresses are compared as
+    // text: numbers of 64 bits are too large for awk.
+    let script = format!(
+        "awk -v L='{list}' 'BEGIN {{ N = split(L, A, \" \"); I = 1 }} \
+         NF == 3 && $2 ~ /[tTwW]/ {{ while (I <= N && $1 \"x\" > A[I] \"x\") \
+         {{ print A[I], S, T; I++ }} if (I > N) exit; S = $1; T = $3 }}' /proc/kallsyms"
+    );
+    let Ok(said) = nodes.run(node, &script) else { return };
+    kernel.extend(wanted.iter().map(|address| (*address, None)));
+    kernel.extend(said.text.lines().filter_map(symbol));
+}
+
+/// A line about an address: itself, where the function begins, and its name.
+fn symbol(line: &str) -> Option<(u64, Option<(u64, String)>)> {
+    let [address, begins, name] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some((number(address)?, Some((number(begins)?, printable(name)))))
+}
+
+/// The functions that a break was in, and where.
+fn walk(brk: &Break, function: impl Fn(u64) -> Option<Function>) -> Vec<(Function, u64)> {
+    let mut frames: Vec<(Function, u64)> = Vec::new();
+    if let Some(at) = brk.instruction
+        && let Some(function) = function(at)
+    {
+        frames.push((function, at));
+    }
+    let mut rest = &brk.stack[..];
+    while frames.len() < MOST {
+        let last = frames.last().map(|(last, _)| last);
+        if last.is_some_and(|last| ENDS.iter().any(|end| last.name.starts_with(end))) {
+            break;
+        }
+        // A part of a function that is seldom run is jumped to.
+        let last = last.filter(|last| !last.name.ends_with(".cold"));
+        let calls = |place: &usize, is_direct: bool| match (rest[*place].call(), last) {
+            (None, _) => false,
+            (Some(_), None) => true,
+            (Some(Call::Indirect), _) => !is_direct,
+            (Some(Call::To(target)), Some(last)) if is_direct => target == last.begins,
+            (Some(Call::To(target)), Some(last)) => function(target).is_some_and(|called| {
+                // A function of the kernel that the module calls may have jumped to the last one.
+                let may_jump = !last.module && !called.module;
+                let is_module = || function(rest[*place].at - 1).is_some_and(|it| it.module);
+                called.name.starts_with(THUNKS) || may_jump && is_module()
+            }),
+        };
+        let place = |is_direct| (0..rest.len()).find(|place| calls(place, is_direct));
+        let Some(place) = place(true).or_else(|| place(false)) else { break };
+        let at = rest[place].at;
+        rest = &rest[place + 1..];
+        let Some(caller) = function(at - 1) else { break };
+        frames.push((caller, at));
+    }
+    frames
+}
+
+/// The code of a module at the places where it was loaded.
+struct Module {
+    name: String,
+    /// Section names with their functions.
+    functions: BTreeMap<String, Functions>,
+    /// Sections and their addresses, the latest ones first.
+    loads: Vec<(String, u64)>,
+}
+
+impl Module {
+    /// The module as a node has it, or has had it.
+    fn find(node: u32, nodes: &Nodes, subject: &Subject) -> Self {
+        let name = subject.module().unwrap_or_default().to_owned();
+        let functions = match subject.file() {
+            Some((_, bytes)) if !name.is_empty() => functions(bytes),
+            _ => BTreeMap::new(),
+        };
+        // It may be loading at this moment.
+        let script =
+            format!("cat {LOADED} 2>/dev/null; grep -s . /sys/module/{name}/sections/.*text*");
+        let loads = match nodes.run(node, &script) {
+            Ok(said) if !functions.is_empty() => loads(&said.text),
+            _ => Vec::new(),
+        };
+        Self { name, functions, loads }
+    }
+
+    fn function(&self, address: u64) -> Option<Function> {
+        self.loads.iter().find_map(|(section, base)| {
+            let functions = self.functions.get(section)?;
+            let offset = address.checked_sub(*base)?;
+            let at = functions.partition_point(|(start, ..)| *start <= offset);
+            let (start, size, name) = functions.get(at.checked_sub(1)?)?;
+            let function = Function { begins: base + start, name: name.clone(), module: true };
+            (offset - start < *size).then_some(function)
+        })
+    }
+
+    /// A function for a report, with the offset in it.
+    fn name(&self, function: &Function, at: u64) -> String {
+        let Function { begins, name, module } = function;
+        let module = if *module { format!(" [{}]", self.name) } else { String::new() };
+        format!("{name}+{:#x}{module}", at.wrapping_sub(*begins))
+    }
+}
+
+/// The functions of a module's file, by section.
+fn functions(bytes: &[u8]) -> BTreeMap<String, Functions> {
+    let mut all = BTreeMap::<String, Functions>::new();
+    let Ok(file) = object::File::parse(bytes) else { return all };
+    for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text) {
+        let section = symbol.section_index().and_then(|index| file.section_by_index(index).ok());
+        let section = section.as_ref().and_then(|section| section.name().ok());
+        if let (Some(section), Ok(name)) = (section, symbol.name())
+            && symbol.size() > 0
+        {
+            let function = (symbol.address(), symbol.size(), printable(name));
+            all.entry(section.to_owned()).or_default().push(function);
+        }
+    }
+    all.values_mut().for_each(|functions| functions.sort());
+    all
+}
+
+/// Sections and their addresses, the latest ones first.
+fn loads(text: &str) -> Vec<(String, u64)> {
+    let load = |line: &str| {
+        let (path, address) = line.rsplit_once(":0x")?;
+        let section = path.rsplit_once("/sections/")?.1;
+        Some((section.to_owned(), u64::from_str_radix(address, 16).ok()?))
+    };
+    text.lines().rev().filter_map(load).take(LOADS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tofu_pace::breaks::Address;
+
+    const ACCESS: Access = Access { region: 0, offset: 0, is_write: true };
+
+    /// An address after a call of a function.
+    fn after_call(at: u64, target: u64) -> Address {
+        let mut code = [0x90, 0x90, 0x90, 0xe8, 0, 0, 0, 0];
+        code[4..].copy_from_slice(&(target.wrapping_sub(at) as u32).to_le_bytes());
+        Address { at, code }
+    }
+
+    fn after_indirect_call(at: u64) -> Address {
+        Address { at, code: [0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd0] }
+    }
+
+    /// Functions at multiples of 0x100.
+    fn function(address: u64) -> Option<Function> {
+        let names = [
+            "open",
+            "probe",
+            "stale",
+            "core",
+            "__x86_indirect_thunk_rax",
+            "do_syscall_64",
+            "pci_clear_master",
+            "__pci_set_master",
+        ];
+        let name = (*names.get(usize::try_from(address >> 8).ok()?)?).to_owned();
+        let module = matches!(name.as_str(), "open" | "probe");
+        Some(Function { begins: address & !0xff, name, module })
+    }
+
+    fn names(instruction: Option<u64>, stack: Vec<Address>) -> Vec<String> {
+        let brk = Break { rule: 0, access: ACCESS, instruction, stack };
+        walk(&brk, function).into_iter().map(|(function, _)| function.name).collect()
+    }
+
+    #[test]
+    fn stale_addresses_are_passed_over() {
+        let stack = vec![
+            after_call(0x250, 0x300),
+            after_call(0x150, 0),
+            after_call(0x350, 0x400),
+            after_indirect_call(0x550),
+            after_indirect_call(0x350),
+        ];
+        assert_eq!(names(Some(0x10), stack), ["open", "probe", "core", "do_syscall_64"]);
+    }
+
+    #[test]
+    fn unknown_instruction_begins_with_the_first_call() {
+        let stack = vec![after_call(0x150, 0x600), after_indirect_call(0x350)];
+        assert_eq!(names(None, stack), ["probe", "core"]);
+        assert_eq!(names(Some(0x1000), Vec::new()), [""; 0]);
+    }
+
+    #[test]
+    fn module_is_seen_behind_a_jump() {
+        // probe calls pci_clear_master, which jumps to __pci_set_master.
+        let stack = vec![after_call(0x250, 0x300), after_call(0x150, 0x600)];
+        assert_eq!(names(Some(0x710), stack), ["__pci_set_master", "probe"]);
+    }
+
+    #[test]
+    fn recursion_ends() {
+        let stack = vec![after_call(0x50, 0); 64];
+        assert_eq!(names(Some(0x10), stack).len(), MOST);
+    }
+
+    #[test]
+    fn module_is_found_where_it_was_loaded_last() {
+        let functions = vec![(0x10, 0x20, "probe".to_owned())];
+        let functions = BTreeMap::from([(".text".to_owned(), functions)]);
+        let text = "/sys/module/x/sections/.text:0xffffffffc0001000\nnonsense\n\
+                    /sys/module/x/sections/.text:0xffffffffc0000ff8\n";
+        let module = Module { name: "x".into(), functions, loads: loads(text) };
+        let at = |address| module.function(address).map(|found| module.name(&found, address));
+        assert_eq!(at(0xffff_ffff_c000_1018).as_deref(), Some("probe+0x10 [x]"));
+        assert_eq!(at(0xffff_ffff_c000_1038), None);
+    }
+
+    #[test]
+    fn accesses_have_the_names_of_registers() {
+        let access = |region, offset| access_name(Access { region, offset, ..ACCESS });
+        assert_eq!(access(0, 0), "write to TNI 0 CQ 0 TOQ_DIRECT_DESCRIPTOR");
+        assert_eq!(access(7, 4), "write to configuration space, 0x4");
+        assert_eq!(access(2, 16), "write to BAR 2, 0x10");
+    }
+}
