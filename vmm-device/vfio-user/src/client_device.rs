@@ -12,6 +12,7 @@ use tofu_abi::{BgId, CqId, TniId};
 use tofu_pci::{CONFIG_SPACE_SIZE, PciFunction, regs};
 use tofu_sync::lock;
 
+use crate::access::Access;
 use crate::device::Device;
 use crate::irq::ClientVectors;
 use crate::memory::ClientMemory;
@@ -116,6 +117,7 @@ impl ClientDevice {
     }
 
     pub(crate) fn region_read(&self, index: u32, offset: u64, data: &mut [u8]) {
+        let _access = Access::of(self.device.coords());
         let longest = self.device.longest_access(index);
         for_natural_accesses(offset, data.len(), longest, |at, range| {
             let piece = &mut data[range];
@@ -139,6 +141,7 @@ impl ClientDevice {
                 lock(used).insert(offset);
             }
         }
+        let _access = Access::of(self.device.coords());
         let longest = self.device.longest_access(index);
         for_natural_accesses(offset, data.len(), longest, |at, range| {
             let piece = &data[range];

@@ -18,7 +18,6 @@ use tofu_timed::Function;
 use vm_memory::MmapRegion;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::access::Access;
 use crate::channel::{Channel, ChannelError, Message};
 use crate::client_device::ClientDevice;
 use crate::device::Device;
@@ -369,8 +368,6 @@ struct Release<'a>(&'a Server);
 impl Drop for Release<'_> {
     fn drop(&mut self) {
         self.0.release();
-        let _access = Access::of(self.device.coords());
-        let _access = Access::of(self.device.coords());
     }
 }
 
