@@ -223,10 +223,15 @@ impl Injector {
     }
 
     /// Replaces the value of a register by another one, with the configured probability.
+    #[inline]
     pub fn read(&self, data: &mut [u8]) {
-        if !self.are_set() {
-            return;
+        if self.are_set() {
+            self.maybe_lie(data);
         }
+    }
+
+    #[cold]
+    fn maybe_lie(&self, data: &mut [u8]) {
         let register_lies = self.faults().register_lies;
         if register_lies == Ppm::NEVER || !register_lies.hits(self.random()) {
             return;
@@ -287,8 +292,14 @@ impl Injector {
     }
 
     /// Returns true if a write to BAR0 disables a queue, which stays enabled.
+    #[inline]
     pub fn keeps_queue(&self, offset: u64, data: &[u8]) -> bool {
-        let keeps = self.are_set() && disables(offset, data) && self.faults().stuck;
+        self.are_set() && self.is_stuck(offset, data)
+    }
+
+    #[cold]
+    fn is_stuck(&self, offset: u64, data: &[u8]) -> bool {
+        let keeps = disables(offset, data) && self.faults().stuck;
         if keeps {
             self.ignored.fetch_add(1, Relaxed);
         }
