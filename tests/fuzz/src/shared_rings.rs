@@ -1,4 +1,4 @@
-//! What a process can write into the rings of its half of a shared control queue.
+//! Anything that a process can write into the rings of its half of a shared control queue.
 //!
 //! The queue takes no more than it has room for, and the process with the other half gets its own
 //! completions and notices, in order.
@@ -111,7 +111,7 @@ struct World {
     wild: [Memory; 4],
     tame: Rings<Memory, Registers>,
     page: Registers,
-    /// What the other one waits for.
+    /// Those that the other one waits for.
     posted: VecDeque<u64>,
     told: VecDeque<u64>,
     next: u64,

@@ -146,7 +146,7 @@ pub struct Member {
     rights: Rights,
     is_open: bool,
     pending: Option<Pending>,
-    /// What it sleeps by, the same for each opening of its queue.
+    /// The eventfd by which it is woken, the same for each opening of its queue.
     wake: Arc<OwnedFd>,
 }
 
@@ -167,7 +167,7 @@ impl Member {
     }
 }
 
-/// What a process gets.
+/// Something that a process gets.
 #[derive(Debug)]
 pub enum Reply {
     /// An answer.
