@@ -26,7 +26,15 @@ const MOST: usize = 16;
 /// The most times that a module was loaded whose addresses are kept.
 const LOADS: usize = 64;
 /// Kernel functions at which a stack ends: what called them says nothing about a driver.
-const ENDS: [&str; 5] = ["do_syscall_64", "x64_sys_call", "ret_from_fork", "asm_", "kthread"];
+const ENDS: [&str; 7] = [
+    "__do_sys_",
+    "__x64_sys_",
+    "do_syscall_64",
+    "x64_sys_call",
+    "ret_from_fork",
+    "asm_",
+    "kthread",
+];
 /// Functions that call the one whose address is in a register.
 const THUNKS: &str = "__x86_indirect_";
 
