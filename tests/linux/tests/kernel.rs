@@ -350,7 +350,9 @@ fn guests_of_others_keep_modelled_time() {
     // As those of nodes_in_modelled_time_measure_the_machine.
     let p50 = table["rows"][0]["p50_us"].as_f64().unwrap();
     assert!((1.0..3.0).contains(&p50), "{said}");
-    [&first, &second].map(|guest| kill(guest.id()));
+    for guest in [&first, &second] {
+        kill(guest.id());
+    }
     drop((first, second));
     wait_for("the machine to be alone", MOMENT, || place.processes().len() <= 2);
     tofu_linux_tests::interrupt(serve.id());

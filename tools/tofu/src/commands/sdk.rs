@@ -613,7 +613,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let here = fs::canonicalize(folder.path()).unwrap();
         let none = Path::new("/nonexistent");
-        write_fujitsu(&here, Arch::X86_64, none, none).unwrap();
+        write_fujitsu(&here, Target::Host, none, none).unwrap();
         write_script(&here, "../cc", CC).unwrap();
         for (options, expected, ignored) in PUBLIC {
             let mut command = Command::new(here.join("bin/FCCpx"));
