@@ -92,7 +92,7 @@ fn pause(above: u64, cores: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
     use std::time::Instant;
 
     use tofu_spec::MachineSpec;
@@ -118,6 +118,8 @@ mod tests {
 
     /// The free memory for the machine of the next test; it is low once.
     static LEFT: AtomicU64 = AtomicU64::new(PLENTY);
+    /// True if the thread has looked: what it finds first decides how much must be left.
+    static HAS_LOOKED: AtomicBool = AtomicBool::new(false);
     const PLENTY: u64 = 64 << 20;
 
     #[test]
@@ -134,7 +136,11 @@ mod tests {
         };
         let plan = Plan::new(&spec).unwrap();
         let (sender, events) = events();
-        let memory = || Some(LEFT.swap(PLENTY, SeqCst));
+        let memory = || {
+            let left = LEFT.swap(PLENTY, SeqCst);
+            HAS_LOOKED.store(true, SeqCst);
+            Some(left)
+        };
         let machines = Machines { memory, ..Machines::bare(Confinement::default()) };
         let mut machine = machines.start(&plan, sender).unwrap();
         let limit = Duration::from_secs(60);
@@ -143,7 +149,7 @@ mod tests {
             _ => None,
         };
         let begin = Instant::now();
-        while machine.guest_resident_kib() < Some(18 << 10) {
+        while machine.guest_resident_kib() < Some(18 << 10) || !HAS_LOOKED.load(SeqCst) {
             assert!(begin.elapsed() < limit);
             thread::sleep(Duration::from_millis(10));
         }
