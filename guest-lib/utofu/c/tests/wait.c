@@ -9,7 +9,9 @@
 
 #include <tofu_wait.h>
 
+#ifndef ROUNDS
 #define ROUNDS 2000
+#endif
 #define SECOND 1000000000LL
 #define LONG_PUT (1 << 20)
 
