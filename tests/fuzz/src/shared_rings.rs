@@ -156,8 +156,12 @@ impl World {
         self.joint.acknowledge(TAME, self.page.0.load(Ordering::Relaxed));
     }
 
-    /// A notice for one of the two; for the one that polls only if it has room.
+    /// A notice for one of the two, if the queue has room; for the one that polls only if it has
+    /// room, too.
     fn notice(&mut self, half: Half) {
+        if self.joint.queue().notices.len() >= NOTICES as usize {
+            return;
+        }
         if half == TAME {
             if self.told.len() >= NOTICES as usize * 3 / 4 {
                 return;

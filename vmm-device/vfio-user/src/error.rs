@@ -19,8 +19,8 @@ pub enum Error {
     /// There is no memory for the pages that the client maps.
     #[error("making pages for a client: {0}")]
     Pages(io::Error),
-    /// [`Backing::Process`] needs the client's memory, but its process cannot be identified, or
-    /// runs as another user.
+    /// [`Backing::Process`](crate::Backing::Process) needs the client's memory, but its process
+    /// cannot be identified, or runs as another user.
     #[error("the client's process cannot be reached: {0}")]
     Process(Errno),
     /// A client's messages could not be followed any more.
