@@ -140,9 +140,9 @@ fn answer(client: &mut Client, reply: Result<Option<Reply>, Refused>) {
     let socket = client.socket.as_fd();
     let sent = match reply {
         Ok(None) => return,
-        Ok(Some(Reply::Answer(answer))) => send(socket, &answer, &[]),
-        Ok(Some(Reply::Memory(file, event))) => {
-            send(socket, &Answer::Memory, &[file.as_fd(), event.as_fd()])
+        Ok(Some(reply)) => {
+            let (answer, fds) = reply.parts();
+            send(socket, &answer, &fds)
         }
         Err(refused) => send(socket, &refused.answer(), &[]),
     };

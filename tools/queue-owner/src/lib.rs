@@ -176,6 +176,16 @@ pub enum Reply {
     Memory(OwnedFd, Arc<OwnedFd>),
 }
 
+impl Reply {
+    /// Returns the message, and the descriptors that come with it.
+    pub fn parts(&self) -> (Answer, Vec<BorrowedFd<'_>>) {
+        match self {
+            Self::Answer(answer) => (answer.clone(), Vec::new()),
+            Self::Memory(file, event) => (Answer::Memory, vec![file.as_fd(), event.as_fd()]),
+        }
+    }
+}
+
 const DONE: Reply = Reply::Answer(Answer::Done);
 
 /// The queues of a node that are shared.

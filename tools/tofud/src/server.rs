@@ -27,7 +27,7 @@ use crate::device::{SharedDevice, Source};
 use crate::isolated::{NewMemory, NewQueue, Part, Registers};
 use crate::lease::{ClientId, Leases};
 use crate::limits::Limits;
-use crate::sharer::{self, Sharer};
+use crate::sharer::Sharer;
 use crate::throttle::Throttle;
 
 /// The most connections at a time. A node has at most 48 processes.
@@ -300,7 +300,7 @@ impl<S: Source> Server<S> {
             let sent = match sharer.settle(&mut **shared) {
                 Ok(None) => continue,
                 Ok(Some(reply)) => {
-                    let (answer, fds) = sharer::parts(&reply);
+                    let (answer, fds) = reply.parts();
                     send(client.socket.as_fd(), &answer, &fds)
                 }
                 Err(refused) => answer(client.socket.as_fd(), refused.answer()),
@@ -355,7 +355,7 @@ impl<S: Source> Server<S> {
                 send(client.socket.as_fd(), &Answer::Memory, &[file.as_fd()])
             }),
             Ok(Handled::Shared(reply)) => self.clients.get(&id).map_or(Ok(()), |client| {
-                let (answer, fds) = sharer::parts(&reply);
+                let (answer, fds) = reply.parts();
                 send(client.socket.as_fd(), &answer, &fds)
             }),
             Ok(Handled::Event(vector)) => self.say_event(id, vector),

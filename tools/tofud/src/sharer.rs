@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use tofu_queue_owner::{Member, Refused, Reply, SharedQueues};
-use tofu_vfio::broker::wire::{Answer, IsolatedRequest, Page};
+use tofu_vfio::broker::wire::{IsolatedRequest, Page};
 
 use crate::isolated::{NewMemory, NewQueue, check_registrations};
 
@@ -94,13 +94,5 @@ impl Sharer {
             self.registered.clear();
         }
         settled
-    }
-}
-
-/// The parts of a reply: the answer, and the descriptors that come with it.
-pub(crate) fn parts(reply: &Reply) -> (Answer, Vec<std::os::fd::BorrowedFd<'_>>) {
-    match reply {
-        Reply::Answer(answer) => (answer.clone(), Vec::new()),
-        Reply::Memory(file, event) => (Answer::Memory, vec![file.as_fd(), event.as_fd()]),
     }
 }
