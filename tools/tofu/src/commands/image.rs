@@ -73,7 +73,7 @@ pub(crate) enum ImageCommand {
         #[arg(value_name = "FOLDER")]
         folder: PathBuf,
         /// Parent folder with more files that the sources need [default: FOLDER]
-        #[arg(long, value_name = "BASE")]
+        #[arg(long, value_name = "FOLDER")]
         base: Option<PathBuf>,
         /// Folder for the modules [default: FOLDER]
         #[arg(long, short, value_name = "FOLDER")]

@@ -27,7 +27,7 @@ pub(crate) struct ProveArgs {
 
     /// Parent folder with more files that the sources need, such as headers [default: the folder
     /// itself]
-    #[arg(long, value_name = "BASE")]
+    #[arg(long, value_name = "FOLDER")]
     base: Option<PathBuf>,
 
     /// Parameters of the modules, or arguments of the program
