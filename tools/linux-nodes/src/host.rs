@@ -245,8 +245,8 @@ impl LinuxHost {
             Arch::X86_64 => {
                 let intel = boot_files.has_driver || self.time.is_some();
                 let iommu = if intel { "intel_iommu=on " } else { "" };
-                let timer = self.time.map(|time| timekeeper::kernel_words(time.instruction));
-                let timer = timer.map(|words| format!("{words} ")).unwrap_or_default();
+                let timer = self.time.map(|_| format!("{} ", timekeeper::KERNEL_WORDS));
+                let timer = timer.unwrap_or_default();
                 format!("console=ttyS0 {TCG_ARGUMENTS} {timer}{iommu}pci=no_e820")
             }
             Arch::Arm64 => "console=ttyAMA0".to_owned(),

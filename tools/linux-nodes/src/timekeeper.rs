@@ -4,26 +4,20 @@ use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use tofu_image::Qemu;
-use tofu_spec::units::InstructionTime;
 
 /// The file, beside this program.
 const PLUGIN: &str = "libtofutime.so";
 /// The versions of QEMU whose internals it knows.
 const KNOWN: &str = "11.1.";
 
-/// Words for a kernel whose instructions take this time.
+/// Words for the kernel of a guest in modelled time.
 ///
 /// Linux calibrates its APIC timer by a loop with `pause`. QEMU leaves its generated code at each
 /// `pause`, so the loop takes a second of the host for each 10 ms. Without the APIC timer, Linux
-/// uses the HPET, which counts an instruction as a nanosecond. If instructions take another time,
-/// HPET timers would fire early. Then the APIC timer and its calibration are needed, but without
-/// the comparison with the PM timer, which has the same error.
-pub const fn kernel_words(instruction: InstructionTime) -> &'static str {
-    match instruction.ps() {
-        1000 => "nolapic_timer",
-        _ => "pmtmr=0",
-    }
-}
+/// uses the HPET, which counts an instruction as a nanosecond. If instructions take less, HPET
+/// timers fire early, and the kernel sets them again until their time has come. The APIC timer is
+/// no way out: Linux compares it with ticks of the HPET and gives it up.
+pub const KERNEL_WORDS: &str = "nolapic_timer";
 
 /// Finds the plugin.
 ///
