@@ -14,9 +14,7 @@ const KNOWN: &str = "11.1.";
 ///
 /// Linux calibrates its APIC timer by a loop with `pause`. QEMU leaves its generated code at each
 /// `pause`, so the loop takes a second of the host for each 10 ms. Without the APIC timer, Linux
-/// uses the HPET, which counts an instruction as a nanosecond. If instructions take less, HPET
-/// timers fire early, and the kernel sets them again until their time has come. The APIC timer is
-/// no way out: Linux compares it with ticks of the HPET and gives it up.
+/// uses the HPET, whose period the plugin sets.
 pub const KERNEL_WORDS: &str = "nolapic_timer";
 
 /// Finds the plugin.

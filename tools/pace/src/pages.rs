@@ -250,10 +250,14 @@ impl Page {
         Ok(Self { machine, guests, own, reported: 0, side_by_side })
     }
 
+    /// Picoseconds of an instruction, and so of a nanosecond of the guest's clock.
+    pub fn instruction_ps(&self) -> u64 {
+        self.machine.get(INSTRUCTION)
+    }
+
     /// Converts a time of the guest's clock to the machine's.
     fn to_ps(&self, ns: u64) -> u64 {
-        let instruction = self.machine.get(INSTRUCTION);
-        self.machine.get(base(self.own)).saturating_add(ns.saturating_mul(instruction))
+        self.machine.get(base(self.own)).saturating_add(ns.saturating_mul(self.instruction_ps()))
     }
 
     /// Publishes that the guest has reached a time of its clock, in nanoseconds. The machine must
@@ -295,7 +299,7 @@ impl Page {
     ) -> io::Result<Next> {
         let (at, end) = (self.to_ps(ns), self.to_ps(end));
         let own = &self.guests[self.own];
-        let instruction = self.machine.get(INSTRUCTION).max(1);
+        let instruction = self.instruction_ps().max(1);
         let mut began = None;
         let next = loop {
             match self.bound(at, end) {

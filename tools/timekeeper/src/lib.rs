@@ -19,6 +19,8 @@
 mod accesses;
 #[allow(unsafe_code)]
 mod blocks;
+#[allow(unsafe_code)]
+mod hpet;
 mod pace;
 #[allow(unsafe_code)]
 mod qemu;

@@ -46,6 +46,11 @@ impl Pace {
         Ok(go)
     }
 
+    /// The picoseconds of an instruction, once it has begun.
+    pub(crate) fn instruction_ps(&self) -> u64 {
+        self.page.as_ref().map_or(0, Page::instruction_ps)
+    }
+
     /// Tells where the guest is after an access to the device, or where something happens at its
     /// node. Waits until the machine has got there.
     ///

@@ -14,6 +14,7 @@ use tofu_pace::pages::Next;
 
 use crate::accesses::{self, RegionRead, RegionWrite};
 use crate::blocks::{self, Board, Hooks};
+use crate::hpet;
 use crate::pace::Pace;
 use crate::stacks;
 use crate::symbols::{end, function};
@@ -135,6 +136,8 @@ struct State {
     stands: bool,
     /// True if the virtual machine has been stopped.
     stopped: bool,
+    /// True once the virtual machine has run.
+    ran: bool,
 }
 
 impl State {
@@ -149,6 +152,7 @@ impl State {
             input: Default::default(),
             stands: false,
             stopped: false,
+            ran: false,
         }
     }
 }
@@ -389,6 +393,14 @@ unsafe extern "C" fn changed(_: *mut c_void, runs: bool, _: c_int) {
     let plugin = plugin();
     let mut state = plugin.state();
     state.stands &= !runs;
+    if runs && !std::mem::replace(&mut state.ran, true) {
+        // SAFETY: QEMU's function; both texts end with a zero, and there are no flags. All devices
+        // exist when the machine runs, and none is in use yet.
+        unsafe {
+            let hpet = (plugin.resolve)(c"".as_ptr(), c"hpet".as_ptr(), null_mut());
+            hpet::set_period(hpet, state.pace.instruction_ps());
+        }
+    }
     if std::mem::replace(&mut state.stopped, !runs) && runs {
         plugin.tick_at(&mut state, plugin.now());
     }
