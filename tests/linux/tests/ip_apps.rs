@@ -82,7 +82,7 @@ fn iperf(net: &Net, seconds: u32) -> [f64; 2] {
 fn programs_over_tofu0() {
     let Some(net) = Net::start_with(2, "512MiB", &[]) else { return };
     net.ssh();
-    scp(&net, 100);
+    scp(&net, 20);
     nfs(&net);
     let Some(sdk) = net.mpi_program() else { return };
     net.shell(1, "iperf3 -s -D");
@@ -102,6 +102,7 @@ fn programs_over_tofu0_for_long() {
     }
     let Some(net) = Net::start(2, &[]) else { return };
     net.ssh();
+    scp(&net, 100);
     let Some(sdk) = net.mpi_program() else { return };
     beside_rdma(&net, &sdk, || {
         net.stream(0, 1, 64 << 20, |_| ());
