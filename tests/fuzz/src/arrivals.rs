@@ -259,6 +259,7 @@ impl Bench {
             gap: u.arbitrary()?,
             sender: u.arbitrary()?,
             before: u.arbitrary()?,
+            bad: None,
             model_ps: u.arbitrary()?,
             body,
         })

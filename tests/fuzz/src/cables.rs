@@ -237,12 +237,14 @@ fn crossing(u: &mut Unstructured<'_>) -> Result<Crossing<Body>> {
         gap: u.arbitrary()?,
         sender: u.int_in_range(0..=15)?,
         before: u.arbitrary()?,
+        bad: None,
         model_ps: u.arbitrary()?,
         body,
     };
     let hops = if u.ratio(1, 8)? { u.arbitrary()? } else { u.int_in_range(0..=5)? };
     let held = if u.ratio(1, 8)? { Some(u.arbitrary()?) } else { None };
-    Ok(Crossing { packet, hops, held, duplicated: u.arbitrary()? })
+    let (duplicated, bad) = (u.arbitrary()?, u.arbitrary::<Option<u32>>()?.map(NodeId));
+    Ok(Crossing { packet: Packet { bad, ..packet }, hops, held, duplicated })
 }
 
 /// One of the bodies that cross cables.

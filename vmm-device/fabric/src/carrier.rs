@@ -158,17 +158,9 @@ impl Direct {
 impl Direct {
     /// The route of a packet. Fills in the packet's target if that follows from its way.
     fn route<B>(&self, packet: &mut Packet<B>) -> Result<Route<'_>, RouteError> {
-        let shape = self.fabric.shape();
-        let (src, path, class) = (packet.src, packet.path, packet.class);
-        match packet.way {
-            Way::Distances(distances) => {
-                let (dst, route) =
-                    Route::by_distances(shape, src, packet.dst, distances, path, class)?;
-                packet.dst = dst;
-                Ok(route)
-            }
-            _ => Route::new(shape, src, packet.dst, path, class),
-        }
+        let (dst, route) = Route::of(self.fabric.shape(), packet)?;
+        packet.dst = dst;
+        Ok(route)
     }
 
     /// Moves a packet along its route. `observer` sees it and may change its fate.

@@ -1,20 +1,23 @@
-//! Hooks on the packet path besides links: a tap, faults, and cables to other shards.
+//! Hooks on the packet path besides links: a tap, faults, wrong bits in routers, and cables to other
+//! shards.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
 
-use tofu_links::{Check, Dllp};
+use tofu_abi::Coords;
+use tofu_links::{Check, Dllp, ErrorRate};
 use tofu_sync::{lock, read, write};
 
 use crate::carrier::Observer;
 use crate::carrier::{Cables, Crossing};
-use crate::faults::{Fate, Faults};
+use crate::ecc::RouterErrors;
+use crate::faults::{BitErrors, Fate, Faults, both_ends};
 use crate::shard::ShardId;
 use crate::{
-    Class, Deliver, Direction, DiscardReason, Disturb, FaultCounters, FaultPlan, Hop, NoSuchLink,
-    NodeId, Observation, OnLink, Packet, Port, Shape, Tap, TapPoint,
+    Class, Deliver, Direction, DiscardReason, Disturb, FaultCounters, FaultPlan, Hop, MemoryErrors,
+    NoSuchLink, NodeId, Observation, OnLink, Packet, Port, PortCounters, Shape, Tap, TapPoint,
 };
 
 /// An observation at both ends of a hop.
@@ -27,32 +30,33 @@ fn ends(hop: Hop, link: Option<OnLink>) -> [Observation; 2] {
     })
 }
 
-/// The tap, the faults and the cables of a carrier, which may change at any time, and packets that
-/// faults hold back.
+/// The tap, the faults and the cables of a carrier, which may change at any time, wrong bits in
+/// routers, and packets that faults hold back.
 pub struct Equipment<B> {
     /// True if there are any, or packets go another way than the direct one.
     on: AtomicBool,
+    /// True if links have faults or bit errors.
+    spoils: AtomicBool,
     always_on: bool,
+    /// True if packets take time.
+    modelled: bool,
     hooks: RwLock<Hooks<B>>,
     held: HeldBack<B>,
+    routers: Arc<RouterErrors>,
 }
 
 struct Hooks<B> {
     tap: Option<Arc<dyn Tap<B>>>,
     faults: Option<Arc<Faults<B>>>,
+    bits: Option<Arc<BitErrors<B>>>,
     cables: Option<Arc<dyn Cables<B>>>,
 }
 
 impl<B> Clone for Hooks<B> {
     fn clone(&self) -> Self {
-        let Self { tap, faults, cables } = self;
-        Self { tap: tap.clone(), faults: faults.clone(), cables: cables.clone() }
-    }
-}
-
-impl<B> Default for Equipment<B> {
-    fn default() -> Self {
-        Self::new(false)
+        let Self { tap, faults, bits, cables } = self;
+        let (faults, bits) = (faults.clone(), bits.clone());
+        Self { tap: tap.clone(), faults, bits, cables: cables.clone() }
     }
 }
 
@@ -63,10 +67,16 @@ impl<B> fmt::Debug for Equipment<B> {
 }
 
 impl<B> Equipment<B> {
+    /// Nothing so far, for a machine of this shape whose packets take time.
+    pub fn modelled(shape: Shape) -> Self {
+        Self::of(Arc::new(RouterErrors::new(shape)), true, false)
+    }
+
     /// Nothing so far. If `always_on`, this is [on](Self::is_on) nevertheless.
-    pub(crate) fn new(always_on: bool) -> Self {
-        let hooks = RwLock::new(Hooks { tap: None, faults: None, cables: None });
-        Self { on: AtomicBool::new(always_on), always_on, hooks, held: HeldBack::default() }
+    pub(crate) fn of(routers: Arc<RouterErrors>, modelled: bool, always_on: bool) -> Self {
+        let hooks = RwLock::new(Hooks { tap: None, faults: None, bits: None, cables: None });
+        let (on, spoils) = (AtomicBool::new(always_on), AtomicBool::new(false));
+        Self { on, spoils, always_on, modelled, hooks, held: HeldBack::default(), routers }
     }
 
     /// Returns true if there is any.
@@ -75,12 +85,44 @@ impl<B> Equipment<B> {
         self.on.load(Relaxed)
     }
 
+    /// Returns true if links have faults or bit errors.
+    pub(crate) fn spoils(&self) -> bool {
+        self.spoils.load(Relaxed)
+    }
+
+    /// Sets the probability that a bit on a link is wrong, in both directions.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such link.
+    pub(crate) fn set_bit_errors(
+        &self,
+        shape: &Shape,
+        (node, port): (Coords, Port),
+        rate: ErrorRate,
+    ) -> Result<(), NoSuchLink>
+    where
+        B: Disturb,
+    {
+        let ends = both_ends(shape, node, port)?;
+        self.change(|hooks| {
+            let mut bits = BitErrors::after(hooks.bits.as_deref());
+            let any = bits.set(ends, rate);
+            hooks.bits = any.then(|| Arc::new(bits));
+        });
+        Ok(())
+    }
+
     fn change(&self, change: impl FnOnce(&mut Hooks<B>)) {
         let mut hooks = write(&self.hooks);
         change(&mut hooks);
-        let Hooks { tap, faults, cables } = &*hooks;
-        let any = tap.is_some() || faults.is_some() || cables.is_some();
-        self.on.store(any || self.always_on, Relaxed);
+        let Hooks { tap, faults, bits, cables } = &*hooks;
+        let spoils = faults.is_some() || bits.is_some();
+        self.spoils.store(spoils, Relaxed);
+        let any = tap.is_some() || spoils || cables.is_some();
+        // Where packets take time, one that is marked as bad is counted on its further way, too.
+        let routers = self.routers.is_due() || self.modelled && self.routers.has_any();
+        self.on.store(any || routers || self.always_on, Relaxed);
     }
 
     /// Makes this tap, or none, observe all packets from now on. The previous one may still observe
@@ -114,12 +156,26 @@ impl<B> Equipment<B> {
         Some((faults.plan().clone(), faults.counters()))
     }
 
+    /// Makes packets meet these errors where they leave the router of a node, from now on.
+    pub fn set_router_errors(&self, node: NodeId, errors: Arc<MemoryErrors>) {
+        self.change(|_| self.routers.set(node, errors));
+    }
+
+    /// Adds what routers have found in packets to the counters of a port.
+    pub fn count_router_errors(&self, counters: &mut PortCounters, node: NodeId, port: Port) {
+        self.routers.add_to(counters, node, port);
+    }
+
     /// Calls this with what there is now.
     pub fn with<T>(&self, shows: impl FnOnce(&mut Equipped<'_, B>) -> T) -> T {
+        if self.routers.is_due() {
+            self.change(|_| self.routers.prune());
+        }
         // A tap and cables may take their time, and may be exchanged meanwhile.
-        let Hooks { tap, faults, cables } = read(&self.hooks).clone();
-        let (tap, faults, cables) = (tap.as_deref(), faults.as_deref(), cables.as_deref());
-        shows(&mut Equipped { tap, faults, held: &self.held, cables })
+        let Hooks { tap, faults, bits, cables } = read(&self.hooks).clone();
+        let (tap, faults, bits) = (tap.as_deref(), faults.as_deref(), bits.as_deref());
+        let (held, cables, routers) = (&self.held, cables.as_deref(), &*self.routers);
+        shows(&mut Equipped { tap, faults, bits, held, cables, routers })
     }
 
     /// Releases all packets that are held back.
@@ -154,15 +210,18 @@ struct Held<B> {
 pub struct Equipped<'a, B> {
     tap: Option<&'a dyn Tap<B>>,
     faults: Option<&'a Faults<B>>,
+    bits: Option<&'a BitErrors<B>>,
     held: &'a HeldBack<B>,
     /// The cables to other shards of the machine.
     cables: Option<&'a dyn Cables<B>>,
+    routers: &'a RouterErrors,
 }
 
 impl<B> Equipped<'_, B> {
-    /// Returns true if a tap or faults apply to packets on links.
-    pub const fn sees_links(&self) -> bool {
-        self.tap.is_some() || self.faults.is_some()
+    /// Returns true if a tap, faults, or wrong bits of links or routers apply to packets on links.
+    pub fn sees_links(&self) -> bool {
+        let spoils = self.faults.is_some() || self.bits.is_some();
+        self.tap.is_some() || spoils || self.routers.has_any()
     }
 
     /// Shows the tap a packet at a point of a node.
@@ -174,11 +233,13 @@ impl<B> Equipped<'_, B> {
 
     /// Shows the tap a packet on a link, or one of its frames, and returns its fate.
     pub fn cross(&self, hop: Hop, link: Option<OnLink>, packet: &mut Packet<B>) -> Fate {
+        self.routers.cross(hop, packet);
         let [out, into] = ends(hop, link);
         if let Some(tap) = self.tap {
             tap.observe(out, packet);
         }
-        let fate = self.faults.map(|faults| faults.apply(hop, packet)).unwrap_or_default();
+        let mut fate = self.faults.map(|faults| faults.apply(hop, packet)).unwrap_or_default();
+        fate.lost = fate.lost || self.bits.is_some_and(|bits| !bits.apply(hop, packet));
         if let Some(tap) = self.tap.filter(|_| !fate.lost) {
             tap.observe(into, packet);
         }

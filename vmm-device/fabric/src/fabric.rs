@@ -10,6 +10,7 @@ use tofu_sync::lock;
 use tofu_links::Parameters;
 
 use crate::counters::{PortCounters, XbCounters, XbCycles};
+use crate::ecc::RouterErrors;
 use crate::link::{BadErrors, LinkErrors, NoSuchLink, NoSuchNode};
 use crate::shard::{ShardId, Shards};
 use crate::ways::MachineId;
@@ -24,6 +25,9 @@ pub enum ErrorsRefused {
     /// Direct links have no bits that could be wrong.
     #[error("the machine's links are direct; errors need links = \"modelled\"")]
     Direct,
+    /// The devices correct the errors of these links, which have no data link layer of their own.
+    #[error("links of TNW have bit errors only")]
+    BitsOnly,
     /// There is no such link or lane.
     #[error(transparent)]
     Bad(#[from] BadErrors),
@@ -49,6 +53,7 @@ pub struct Fabric {
     /// The shard in this process, if the machine is in shards. Of the nodes of other shards, only
     /// links to this shard count.
     own: Option<Own>,
+    routers: Arc<RouterErrors>,
 }
 
 /// The shard of a machine that is in this process.
@@ -139,8 +144,9 @@ impl Fabric {
     /// Creates the fabric of a machine of this shape, with all links up and all counters 0.
     pub fn new(shape: Shape) -> Self {
         let nodes = (0..shape.nodes()).map(|_| NodeState::default()).collect();
-        let id = MachineId::new();
-        Self { id, shape, nodes, link_change: Mutex::new(()), modelled: None, own: None }
+        let (id, link_change) = (MachineId::new(), Mutex::new(()));
+        let routers = Arc::new(RouterErrors::new(shape));
+        Self { id, shape, nodes, link_change, modelled: None, own: None, routers }
     }
 
     /// Creates the fabric of one shard of a machine and of its links to other shards. Returns
@@ -178,6 +184,11 @@ impl Fabric {
     /// The time that modelled links have reached, in picoseconds; `None` for direct ones.
     pub fn modelled_ps(&self) -> Option<Ps> {
         self.modelled.as_ref().map(|links| links.now())
+    }
+
+    /// What its routers find in packets.
+    pub(crate) const fn routers(&self) -> &Arc<RouterErrors> {
+        &self.routers
     }
 
     /// Tells it from all others of this process.
@@ -334,9 +345,16 @@ impl Fabric {
     /// The counters of a port; `None` if the machine has no such node. A port without
     /// a link counts nothing.
     pub fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters> {
-        if let Some(links) = &self.modelled {
-            return links.port_counters(node, port);
-        }
+        let mut counters = match &self.modelled {
+            Some(links) => links.port_counters(node, port)?,
+            None => self.counted(node, port)?,
+        };
+        self.routers.add_to(&mut counters, node, port);
+        Some(counters)
+    }
+
+    /// The counters of a port of direct links.
+    fn counted(&self, node: NodeId, port: Port) -> Option<PortCounters> {
         let near = self.nodes.get(node.index())?;
         let mut counters = PortCounters::default();
         if let Some(sent) = near.sent(port) {

@@ -1,12 +1,14 @@
-//! Faults injected on links.
+//! Faults injected on links, and bit errors of links that do not correct them.
 //!
 //! The fate of a packet on a link follows from the seed, the link, the direction and the number
 //! of packets before it. A run whose packets come in the same order therefore has the same faults.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tofu_abi::Coords;
+use tofu_links::ErrorRate;
 
 use crate::chance::mix;
 use crate::{Class, Hop, NoSuchLink, Packet, Port, Shape};
@@ -107,6 +109,74 @@ pub trait Disturb: Sized {
     /// afterwards, and at most 8 neighbouring bits of the payload may change. Returns whether
     /// anything has changed.
     fn damage(&mut self, random: u64, undetected: bool) -> bool;
+
+    /// Inverts these bits of the packet as it is on a link, counted from 0, at least one. The check
+    /// sequence stays. Returns false if nothing that a receiver could take is left.
+    fn invert(&mut self, bits: &[u32]) -> bool {
+        let first = bits.first().copied().unwrap_or_default();
+        self.damage(first.into(), false);
+        true
+    }
+}
+
+/// Bit errors on links that do not correct them.
+#[derive(Debug)]
+pub(crate) struct BitErrors<B> {
+    /// By node and port, in both directions.
+    rates: BTreeMap<usize, ErrorRate>,
+    /// Packets that have passed such links.
+    passed: Arc<AtomicU64>,
+    invert: fn(&mut B, &[u32]) -> bool,
+}
+
+impl<B: Disturb> BitErrors<B> {
+    /// Those that there were, if any.
+    pub(crate) fn after(former: Option<&Self>) -> Self {
+        let former = former.map(|former| (former.rates.clone(), Arc::clone(&former.passed)));
+        let (rates, passed) = former.unwrap_or_default();
+        Self { rates, passed, invert: B::invert }
+    }
+}
+
+impl<B> BitErrors<B> {
+    /// Sets the probability that a bit on a link is wrong. Returns true if any link has one.
+    pub(crate) fn set(&mut self, ends: [usize; 2], rate: ErrorRate) -> bool {
+        for end in ends {
+            if rate == ErrorRate::NEVER {
+                self.rates.remove(&end);
+            } else {
+                self.rates.insert(end, rate);
+            }
+        }
+        !self.rates.is_empty()
+    }
+
+    /// Inverts bits of a packet that crosses a link. Returns false if nothing of it can be
+    /// received.
+    pub(crate) fn apply(&self, hop: Hop, packet: &mut Packet<B>) -> bool {
+        let index = link_index(hop);
+        let Some(rate) = self.rates.get(&index) else { return true };
+        let number = self.passed.fetch_add(1, Relaxed);
+        let base = mix((index as u64) << 40 ^ number);
+        // A byte has one wrong bit at most, which is nearly always so on a link that is of use.
+        let bytes = u32::try_from(packet.bytes).unwrap_or(u32::MAX).min(MOST_BYTES);
+        let wrong = |byte: &u32| rate.spoils(8, mix(base ^ u64::from(*byte)));
+        let bit = |byte: u32| byte * 8 + (mix(base ^ !u64::from(byte)) % 8) as u32;
+        let bits: Vec<u32> = (0..bytes).filter(wrong).map(bit).collect();
+        bits.is_empty() || (self.invert)(&mut packet.body, &bits)
+    }
+}
+
+/// Bytes of a packet in which bits may be wrong, which is more than a frame has.
+const MOST_BYTES: u32 = 4096;
+
+/// The two directions of a link, as [`BitErrors::set`] has them.
+pub(crate) fn both_ends(shape: &Shape, node: Coords, port: Port) -> Result<[usize; 2], NoSuchLink> {
+    let far = shape.neighbor(node, port).ok_or(NoSuchLink { node, port })?;
+    let index =
+        |at: Coords, port: Port| Some(shape.node_id(at)?.index() * Port::COUNT + port.index());
+    let ends = index(node, port).zip(index(far, port.opposite()));
+    ends.map(|(near, far)| [near, far]).ok_or(NoSuchLink { node, port })
 }
 
 /// Faults at work.
@@ -152,10 +222,7 @@ impl<B: Disturb> Faults<B> {
     pub(crate) fn new(shape: &Shape, plan: FaultPlan) -> Result<Self, NoSuchLink> {
         let mut rates = BTreeMap::new();
         for &(node, port, own) in &plan.links {
-            let ends = shape.neighbor(node, port).map(|far| [(node, port), (far, port.opposite())]);
-            for (end, port) in ends.ok_or(NoSuchLink { node, port })? {
-                let id = shape.node_id(end).ok_or(NoSuchLink { node, port })?;
-                let index = id.index() * Port::COUNT + port.index();
+            for index in both_ends(shape, node, port)? {
                 rates.insert(index, own);
             }
         }

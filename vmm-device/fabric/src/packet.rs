@@ -3,7 +3,7 @@
 use tofu_abi::frame::{FRAME_MIN, ROUTING_HEADER_SIZE};
 use tofu_abi::{Coords, Path, TniId};
 
-use crate::Port;
+use crate::{NodeId, Port};
 
 /// The kind of a packet: a request or a response. The two have separate virtual channels, so that
 /// waiting requests never hold up the responses they wait for (IEEE Micro 2012).
@@ -99,6 +99,9 @@ pub struct Packet<B> {
     /// Bytes on the wire of earlier packets of the same command, which cross the links before this
     /// one.
     pub before: u32,
+    /// The node whose router has marked it as bad, because it found more wrong bits than its codes
+    /// can correct.
+    pub bad: Option<NodeId>,
     /// Modelled time since the command began, in picoseconds, without the time of earlier packets.
     /// The carrier adds that and the time in transit.
     pub model_ps: u64,
@@ -124,6 +127,7 @@ impl<B> Packet<B> {
             gap: 0,
             sender: 0,
             before: 0,
+            bad: None,
             model_ps: 0,
             body,
         }

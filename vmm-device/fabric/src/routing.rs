@@ -156,16 +156,25 @@ impl<'a> Route<'a> {
         Ok((to, Self { legs: route.legs.with_distances(distances), ..route }))
     }
 
+    /// Returns the destination of a packet that takes more than one given hop, and its route.
+    ///
+    /// # Errors
+    /// As [`Route::new`] and [`Route::by_distances`].
+    pub fn of<B>(shape: &'a Shape, packet: &Packet<B>) -> Result<(Coords, Self), RouteError> {
+        let Packet { src, dst, path, class, .. } = *packet;
+        if let Way::Distances(distances) = packet.way {
+            return Self::by_distances(shape, src, dst, distances, path, class);
+        }
+        Ok((dst, Self::new(shape, src, dst, path, class)?))
+    }
+
     /// Returns the destination of a packet, computed from its way and from its target, which may be
     /// incomplete. Returns `None` if there is no such node.
     pub fn end_of<B>(shape: &Shape, packet: &Packet<B>) -> Option<Coords> {
-        let Packet { src, dst, path, class, .. } = *packet;
         match packet.way {
-            Way::Shortest => Some(dst),
-            Way::Distances(distances) => {
-                Some(Route::by_distances(shape, src, dst, distances, path, class).ok()?.0)
-            }
-            Way::Hop { port, .. } => shape.neighbor(src, port),
+            Way::Shortest => Some(packet.dst),
+            Way::Distances(_) => Some(Route::of(shape, packet).ok()?.0),
+            Way::Hop { port, .. } => shape.neighbor(packet.src, port),
         }
     }
 

@@ -6,7 +6,7 @@
 
 use tofu_abi::{Coords, Path, TniId};
 
-use crate::{Class, Crossing, Packet, Port, SENDERS, Way};
+use crate::{Class, Crossing, NodeId, Packet, Port, SENDERS, Way};
 
 /// Most bytes that a packet takes in addition to its body.
 const HEADER: usize = 128;
@@ -142,6 +142,7 @@ impl Writer<'_> {
         self.u32(packet.tlps);
         self.u32(packet.tlp_bytes);
         self.u32(packet.before);
+        self.u32(packet.bad.unwrap_or(NodeId::NOWHERE).0);
         self.u64(packet.bytes);
         self.u64(packet.model_ps);
     }
@@ -212,6 +213,7 @@ impl Reader<'_> {
         };
         let [gap, sender] = self.array()?;
         let (tlps, tlp_bytes, before) = (self.u32()?, self.u32()?, self.u32()?);
+        let bad = Some(NodeId(self.u32()?)).filter(|node| *node != NodeId::NOWHERE);
         let (bytes, model_ps) = (self.u64()?, self.u64()?);
         let body = B::read(self)?;
         let (class, system) = (body.class(), flags & 2 != 0);
@@ -240,6 +242,7 @@ impl Reader<'_> {
             gap,
             sender,
             before,
+            bad,
             model_ps,
             body,
         };

@@ -5,14 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use tofu_abi::{Coords, TniId};
+use tofu_links::ErrorRate;
 
 use crate::carrier::{Cables, Crossing, Lost, Stray};
 use crate::equipment::{Equipment, Equipped};
 use crate::modelled::ModelledLinks;
 use crate::shard::ShardId;
 use crate::{
-    Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId,
-    Packet, Ps, Shape, Tap, Tapped, Timing, Ways,
+    Carrier, Deliver, Direct, Disturb, Fabric, FaultCounters, FaultPlan, MemoryErrors, NoSuchLink,
+    NodeId, Packet, Port, Ps, Shape, Tap, Tapped, Timing, Ways,
 };
 
 /// Takes packets over links in modelled time. It has no clock: its driver says until when it runs.
@@ -87,11 +88,9 @@ impl<B> Wires<B> {
         timing: Timing,
         modelled: Option<Box<dyn ModelledCarrier<B>>>,
     ) -> Self {
-        Self {
-            direct: Direct::new(Arc::new(fabric), timing),
-            equipment: Equipment::new(modelled.is_some()),
-            modelled,
-        }
+        let takes_time = modelled.is_some();
+        let equipment = Equipment::of(Arc::clone(fabric.routers()), takes_time, takes_time);
+        Self { direct: Direct::new(Arc::new(fabric), timing), equipment, modelled }
     }
 
     /// The links.
@@ -151,6 +150,34 @@ impl<B> Wires<B> {
     /// The faults, and how often they have happened since they were set.
     pub fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
         self.equipment.faults()
+    }
+
+    /// Sets the probability that a bit on a link is wrong when it arrives, in both directions. This
+    /// is for links whose errors the devices correct.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such link.
+    pub fn set_bit_errors(
+        &self,
+        node: Coords,
+        port: Port,
+        rate: ErrorRate,
+    ) -> Result<(), NoSuchLink>
+    where
+        B: Disturb,
+    {
+        self.equipment.set_bit_errors(self.fabric().shape(), (node, port), rate)
+    }
+
+    /// Returns true if links have faults or such errors.
+    pub fn spoils(&self) -> bool {
+        self.equipment.spoils()
+    }
+
+    /// Makes packets meet these errors where they leave the router of a node, from now on.
+    pub fn set_router_errors(&self, node: NodeId, errors: Arc<MemoryErrors>) {
+        self.equipment.set_router_errors(node, errors);
     }
 
     /// Releases all packets that are held back.

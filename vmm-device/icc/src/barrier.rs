@@ -348,6 +348,7 @@ impl Icc {
             gap: 0,
             sender: NUM_CQ as u8,
             before: 0,
+            bad: None,
             model_ps: *at_ps,
             body: Body::Signal(signal),
         }

@@ -414,6 +414,7 @@ impl Icc {
             gap: 0,
             sender: queue.id.get(),
             before: 0,
+            bad: None,
             model_ps: self.issue_ps(command.message.header1, None, bytes > 0),
             body,
         });
@@ -526,6 +527,7 @@ impl Icc {
             gap: header2.gap(),
             sender: queue.id.get(),
             before,
+            bad: None,
             model_ps,
             body,
         });

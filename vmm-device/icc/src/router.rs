@@ -26,8 +26,8 @@ impl Icc {
         };
         let unit = self.tni(tni);
         unit.count_received(packet.tlps, packet.bytes);
-        if self.ecc.is_lost(EccPlace::Router) {
-            // It was marked as bad. The initiator that waits for its answer has a timeout.
+        if packet.bad.is_some() || self.ecc.is_lost(EccPlace::Router) {
+            // It was marked as bad on its way, or is now. The initiator that waits for its answer has a timeout.
             unit.add(TniReg::NumReceiveNullifiedTlp, packet.tlps.into());
             return;
         }

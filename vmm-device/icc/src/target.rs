@@ -176,6 +176,7 @@ impl Icc {
             gap: 0,
             sender: 0,
             before: 0,
+            bad: None,
             model_ps,
             body,
         });

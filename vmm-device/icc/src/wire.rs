@@ -229,7 +229,7 @@ mod tests {
     use proptest::prelude::*;
     use tofu_abi::{Coords, Path, TniId};
     use tofu_fabric::wire::{decode, encode, most_bytes};
-    use tofu_fabric::{Crossing, Packet, Port, Way};
+    use tofu_fabric::{Crossing, NodeId, Packet, Port, Way};
 
     use super::*;
 
@@ -251,6 +251,7 @@ mod tests {
             gap: 9,
             sender: 15,
             before: 77,
+            bad: Some(NodeId(9)),
             model_ps: u64::MAX - 1,
             body,
         };

@@ -19,6 +19,13 @@ impl ErrorRate {
         (0.0..=1.0).contains(&rate).then_some(Self((rate * 18_446_744_073_709_551_616.0) as u64))
     }
 
+    /// The mean of several rates.
+    #[must_use]
+    pub fn mean(rates: &[Self]) -> Self {
+        let sum: u128 = rates.iter().map(|rate| u128::from(rate.0)).sum();
+        Self((sum / (rates.len().max(1) as u128)) as u64)
+    }
+
     /// Returns true if any of that many bits is wrong, given a random number.
     pub fn spoils(self, bits: u32, random: u64) -> bool {
         if self.0 == 0 {

@@ -364,6 +364,7 @@ impl Net for Links<'_> {
             sender: vc,
             before: 0,
             model_ps: 0,
+            bad: None,
             body: unit,
         };
         self.shared.wires.inject(packet, &mut Inward { shared: self.shared });

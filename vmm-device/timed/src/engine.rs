@@ -10,7 +10,8 @@ use tofu_abi::{Coords, Doorbell, Generation, TniId};
 use tofu_dma::DmaMemory;
 use tofu_fabric::{
     BadErrors, Deliver, Direction, DiscardReason, Equipment, FaultCounters, FaultPlan, LinkErrors,
-    ModelledLinks, NoSuchLink, Packet, PortCounters, Ps, TNIS, Tap, TapPoint, Tapped, XbCounters,
+    MemoryErrors, ModelledLinks, NoSuchLink, Packet, PortCounters, Ps, TNIS, Tap, TapPoint, Tapped,
+    XbCounters,
 };
 use tofu_icc::device_faults::{DeviceFaults, Fate, Injector};
 use tofu_icc::{Body, CommandTiming, Config, Event, Host, Icc, Net, Subject, discard_rcode};
@@ -167,7 +168,7 @@ impl EventEngine {
                 (Arc::new(icc), faults)
             });
             let (nodes, device_faults): (Vec<_>, _) = nodes.unzip();
-            let (equipment, now) = (Arc::<Equipment<Body>>::default(), Arc::default());
+            let (equipment, now) = (Arc::new(Equipment::modelled(shape)), Arc::default());
             let (equips, clock) = (Arc::clone(&equipment), Arc::clone(&now));
             let state = State::new(network, timing, nodes.clone(), equips, clock);
             Self {
@@ -501,6 +502,12 @@ impl EventEngine {
         self.equipment.faults()
     }
 
+    /// Makes packets meet these errors where they leave the router of a node, from now on. The same
+    /// holds as for [`set_faults`](Self::set_faults).
+    pub fn set_router_errors(&self, node: NodeId, errors: Arc<MemoryErrors>) {
+        self.equipment.set_router_errors(node, errors);
+    }
+
     /// Sets the faults of a node's device from now on. Returns false if there is no such node. The
     /// same holds as for [`set_faults`](Self::set_faults).
     pub fn set_device_faults(&self, node: NodeId, faults: DeviceFaults) -> bool {
@@ -618,7 +625,9 @@ impl ModelledLinks for EventEngine {
     }
 
     fn port_counters(&self, node: NodeId, port: Port) -> Option<PortCounters> {
-        self.state().network.port_counters(node, port)
+        let mut counters = self.state().network.port_counters(node, port)?;
+        self.equipment.count_router_errors(&mut counters, node, port);
+        Some(counters)
     }
 
     fn xb_counters(&self, node: NodeId) -> Option<XbCounters> {

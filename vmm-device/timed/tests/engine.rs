@@ -10,8 +10,8 @@ use tofu_abi::topology::{NodeId, Port};
 use tofu_abi::{CqId, Doorbell};
 use tofu_driver::{PacketTarget, Packets};
 use tofu_fabric::{
-    Direction, FaultPlan, LinkErrors, ModelledLinks, Observation, Packet, Ppm, Ps, Rates, Tap,
-    TapPoint, Tapped,
+    Direction, EccErrors, FaultPlan, LinkErrors, MemoryErrors, ModelledLinks, Observation, Packet,
+    Ppm, Ps, Rates, Tap, TapPoint, Tapped,
 };
 use tofu_icc::Body;
 use tofu_icc::device_faults::DeviceFaults;
@@ -239,6 +239,24 @@ fn packets_over_a_link_that_is_down_are_lost_and_counted() {
     engine.run_until(engine.now() + 1_000_000_000);
     let mut got = [0; 2048];
     assert_eq!(b.recv(&mut got).map(|packet| (packet.len, got[0])), Some((100, 2)));
+}
+
+#[test]
+fn router_with_wrong_bits_marks_the_packet_that_it_sends_on() {
+    let mut machine = machine();
+    let errors = Arc::<MemoryErrors>::default();
+    errors.inject(EccErrors::Correctable(1));
+    machine.engine.set_router_errors(NODES[0], Arc::clone(&errors));
+    assert_eq!(stream(&mut machine, &[100, 100]).len(), 2);
+    errors.inject(EccErrors::Fatal);
+    machine.engine.set_router_errors(NODES[0], Arc::clone(&errors));
+    let got = stream(&mut machine, &[100, 100]);
+    assert_eq!(got.iter().map(|(.., number)| *number).collect::<Vec<_>>(), [1]);
+    assert_eq!(errors.counts(), [1, 1]);
+    let at = |node| ModelledLinks::port_counters(&*machine.engine, node, Port::A).unwrap();
+    let (near, far) = (at(NODES[0]), at(NODES[1]));
+    assert_eq!((near.xb_ce, near.generate_nullified, near.send_nullified), (1, 1, 1));
+    assert_eq!((far.recv_nullified, far.generate_nullified), (1, 0));
 }
 
 /// Sends packets of so many bytes one after the other. Returns the bytes of those that arrive,

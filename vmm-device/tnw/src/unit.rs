@@ -460,6 +460,7 @@ mod tests {
             for cut in [1, PACKET_DATA, bytes.len()] {
                 let shorter = decode::<Unit>(&bytes[..bytes.len() - cut]);
                 let whole = cut == PACKET_DATA;
+                bad: None,
                 assert_eq!(shorter.is_ok(), whole, "without {cut} bytes");
             }
         }

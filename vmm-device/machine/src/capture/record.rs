@@ -354,8 +354,7 @@ pub(super) fn encode(
     body(&mut out, kind, packet, Some(link.tlp), start + FRAME_MAX);
     out.resize(start + packet.bytes.min(FRAME_MAX as u64) as usize, 0);
     let (head, frame) = out.split_at_mut(start);
-    let nullified =
-        matches!(packet.way, Way::Hop { nullified: true, .. }) || link.check == Check::Nullified;
+    let nullified = is_marked(packet) || link.check == Check::Nullified;
     let vc = observation.vc.unwrap_or_default();
     let part = link_part(link, vc, frame, None, nullified, interconnect);
     head[HEADER_SIZE..].copy_from_slice(&part);
@@ -521,13 +520,19 @@ struct About {
     model_ps: u64,
 }
 
+/// Returns true if a packet is marked as bad: it was sent as such, or met wrong bits in a router.
+const fn is_marked(packet: &Packet<Body>) -> bool {
+    matches!(packet.way, Way::Hop { nullified: true, .. }) || packet.bad.is_some()
+}
+
 impl About {
     fn packet(kind: PacketKind, packet: &Packet<Body>) -> Self {
         let (way, port, distances) = match packet.way {
             Way::Shortest => (0, 0, [0; 3]),
             Way::Distances(distances) => (1, 0, distances),
-            Way::Hop { port, nullified, .. } => (2 | u8::from(nullified) << 7, port as u8, [0; 3]),
+            Way::Hop { port, .. } => (2, port as u8, [0; 3]),
         };
+        let way = way | u8::from(is_marked(packet)) << 7;
         Self {
             class: match packet.class {
                 Class::Request => 0,
