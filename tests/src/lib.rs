@@ -21,10 +21,10 @@ use tofu_driver::{
     Access, Completion, Cq, CqConfig, Device, DmaBuffer, MemoryRange, Order, Platform, Stag, Target,
 };
 use tofu_fabric::{
-    Carrier, Deliver, DiscardReason, Fabric, LinkErrors, NodeId, Packet, Port, PortCounters, Shape,
-    Timing, Wires, XbCounters,
+    Carrier, Deliver, DiscardReason, EccErrors, Fabric, LinkErrors, NodeId, Packet, Port,
+    PortCounters, Shape, Timing, Wires, XbCounters,
 };
-use tofu_icc::{Body, CommandTiming, Config, Host, Icc, Net, SharedPages, discard_rcode};
+use tofu_icc::{Body, CommandTiming, Config, EccPlace, Host, Icc, Net, SharedPages, discard_rcode};
 use tofu_inproc::{Arena, Backend, Buffer, InProcess, Interrupts};
 use tofu_links::Parameters;
 use tofu_machine::{Links, MachineConfig};
@@ -469,6 +469,15 @@ impl Cluster {
     pub fn set_link_errors(&self, rank: u32, port: usize, errors: &LinkErrors) {
         let port = Port::from_index(port).unwrap();
         self.world.fabric.set_link_errors(self.device(rank).coords(), port, errors).unwrap();
+    }
+
+    /// Injects wrong bits into the memory of a node's device, as a machine does.
+    pub fn inject_ecc(&self, rank: u32, place: EccPlace, errors: EccErrors) {
+        let icc = self.icc(rank);
+        icc.inject_ecc(place, errors);
+        if place == EccPlace::Router {
+            self.world.wires.set_router_errors(NodeId(rank), Arc::clone(icc.router_errors()));
+        }
     }
 
     /// The counters of a port of node `rank`.

@@ -44,7 +44,8 @@ pub(crate) fn apply(network: &dyn AnyNetwork, request: &Request) -> anyhow::Resu
         Request::InjectEcc { node, place: part, correctable } => {
             let EccPlaceName(part) = part.parse().map_err(|allowed: &str| anyhow!(allowed))?;
             let errors = correctable.map_or(EccErrors::Fatal, EccErrors::Correctable);
-            if !device(network, NodeId(*node))?.inject_ecc(part, errors) {
+            device(network, NodeId(*node))?;
+            if !network.inject_ecc(NodeId(*node), part, errors) {
                 bail!("devices of this kind have no error-correcting codes");
             }
             Vec::new()

@@ -10,12 +10,13 @@ use tofu_abi::generation::{Description, Generation};
 use tofu_abi::irq::{CqsIrqs, TnrIrqs, vector};
 use tofu_abi::regs::{CqReg, NUM_CQ, NUM_TNI};
 use tofu_abi::{Coords, CqId, Doorbell, Rcode, TniId};
+use tofu_fabric::{EccErrors, MemoryErrors};
 use tofu_sync::lock;
 
 use crate::barrier::unit::Barrier;
 use crate::completions::{Completions, Failed, Writer};
 use crate::cq::Cq;
-use crate::ecc::{Ecc, EccErrors, EccPlace};
+use crate::ecc::{Ecc, EccPlace};
 use crate::fault::Fault;
 use crate::host::Host;
 use crate::irq::IrqUnit;
@@ -432,9 +433,15 @@ impl Icc {
         queue.irq.request(self.host(), CqsIrqs::MRQ_WRITE_EXCEPTION);
     }
 
-    /// Injects wrong bits into the device's memory.
+    /// Injects wrong bits into the device's memory. Those of the router are found in packets that
+    /// arrive; the network finds them in others, if it has [`Icc::router_errors`].
     pub fn inject_ecc(&self, place: EccPlace, errors: EccErrors) {
         self.ecc.inject(place, errors);
+    }
+
+    /// The errors of the node's router.
+    pub const fn router_errors(&self) -> &Arc<MemoryErrors> {
+        self.ecc.router()
     }
 
     /// Errors that the device's codes have found, by name (*ours*).

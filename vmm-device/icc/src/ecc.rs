@@ -1,13 +1,14 @@
 //! Errors in the device's own memory, which its error-correcting codes detect.
 //!
 //! All SRAM of the controller and all its data paths are protected by such codes (*Tofu:
-//! Interconnect for the K computer*, Fujitsu). Two facts are public: the interrupt request
-//! TOQ_MARKED_UE of a queue whose descriptor is damaged, and the counter NUM_RECEIVE_NULLIFIED_TLP
-//! of packets that were marked as bad in transit. *Ours*: where errors occur, which can be
-//! injected, and how they are counted.
+//! Interconnect for the K computer*, Fujitsu). These facts are public: the interrupt request
+//! TOQ_MARKED_UE of a queue whose descriptor is damaged, the counters of packets that were marked as
+//! bad in transit, and those of errors that a port's memory has corrected. *Ours*: where errors
+//! occur, which can be injected, and how others are counted.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
 
+use tofu_fabric::{EccErrors, MemoryErrors};
 use tofu_inspect::inspect;
 
 /// The memory in which bits are wrong.
@@ -17,50 +18,23 @@ pub enum EccPlace {
     Tables,
     /// Descriptors that were fetched.
     Buffers,
-    /// Packets that the router hands to the interfaces.
+    /// Packets in the router: those of other nodes that pass, and those from and to this one.
     Router,
 }
-
-/// Errors to be injected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EccErrors {
-    /// Each of this number of uses of the memory finds one wrong bit, which is corrected.
-    Correctable(u64),
-    /// More wrong bits than can be corrected. In tables the content is lost immediately, and the
-    /// node fails. Elsewhere the next use detects them.
-    Fatal,
-}
-
-/// The errors of one place.
-#[derive(Debug, Default)]
-pub(crate) struct Errors {
-    correctable: AtomicU64,
-    fatal: AtomicU64,
-    corrected: AtomicU64,
-    lost: AtomicU64,
-}
-
-inspect!(Errors { correctable, fatal, corrected, lost });
 
 /// The errors that have occurred, and those still to be injected.
 #[derive(Debug, Default)]
 pub(crate) struct Ecc {
-    /// True if any is still to be injected.
-    waits: AtomicBool,
-    tables: Errors,
-    buffers: Errors,
-    router: Errors,
+    tables: MemoryErrors,
+    buffers: MemoryErrors,
+    /// The network meets these, too.
+    router: Arc<MemoryErrors>,
 }
 
-inspect!(Ecc { waits, tables, buffers, router });
-
-/// Takes one off a counter, unless it is 0.
-fn take(counter: &AtomicU64) -> bool {
-    counter.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_ok()
-}
+inspect!(Ecc { tables as debug, buffers as debug, router as debug });
 
 impl Ecc {
-    fn of(&self, place: EccPlace) -> &Errors {
+    fn of(&self, place: EccPlace) -> &MemoryErrors {
         match place {
             EccPlace::Tables => &self.tables,
             EccPlace::Buffers => &self.buffers,
@@ -68,62 +42,44 @@ impl Ecc {
         }
     }
 
-    /// Makes errors occur.
+    /// Makes errors occur. Tables are lost immediately.
     pub(crate) fn inject(&self, place: EccPlace, errors: EccErrors) {
-        let of = self.of(place);
-        match errors {
-            EccErrors::Correctable(count) => {
-                of.correctable.fetch_add(count, Relaxed);
-            }
-            EccErrors::Fatal if place == EccPlace::Tables => {
-                of.lost.fetch_add(1, Relaxed);
-                return;
-            }
-            EccErrors::Fatal => {
-                of.fatal.fetch_add(1, Relaxed);
-            }
+        match (place, errors) {
+            (EccPlace::Tables, EccErrors::Fatal) => self.tables.lose(),
+            _ => self.of(place).inject(errors),
         }
-        self.waits.store(true, Relaxed);
     }
 
     /// The memory is used. Returns true if its content is lost.
     #[inline]
     pub(crate) fn is_lost(&self, place: EccPlace) -> bool {
-        self.waits.load(Relaxed) && self.meet(place)
+        self.of(place).is_lost()
     }
 
-    #[cold]
-    fn meet(&self, place: EccPlace) -> bool {
-        let of = self.of(place);
-        let lost = take(&of.fatal);
-        if lost {
-            of.lost.fetch_add(1, Relaxed);
-        } else if take(&of.correctable) {
-            of.corrected.fetch_add(1, Relaxed);
-        }
-        lost
+    /// The errors of the router.
+    pub(crate) const fn router(&self) -> &Arc<MemoryErrors> {
+        &self.router
     }
 
     /// A reset rewrites the memory.
     pub(crate) fn reset(&self) {
-        self.waits.store(false, Relaxed);
-        for of in [&self.tables, &self.buffers, &self.router] {
-            of.correctable.store(0, Relaxed);
-            of.fatal.store(0, Relaxed);
+        for errors in [&self.tables, &self.buffers, &*self.router] {
+            errors.reset();
         }
     }
 
     /// Counts by name: errors that were corrected, and contents that were lost.
     pub(crate) fn counts(&self) -> [(&'static str, u64); 6] {
+        let [tables, buffers, router] =
+            [&self.tables, &self.buffers, &*self.router].map(MemoryErrors::counts);
         [
-            ("ECC_TABLES_CORRECTED", &self.tables.corrected),
-            ("ECC_TABLES_LOST", &self.tables.lost),
-            ("ECC_BUFFERS_CORRECTED", &self.buffers.corrected),
-            ("ECC_BUFFERS_LOST", &self.buffers.lost),
-            ("ECC_ROUTER_CORRECTED", &self.router.corrected),
-            ("ECC_ROUTER_LOST", &self.router.lost),
+            ("ECC_TABLES_CORRECTED", tables[0]),
+            ("ECC_TABLES_LOST", tables[1]),
+            ("ECC_BUFFERS_CORRECTED", buffers[0]),
+            ("ECC_BUFFERS_LOST", buffers[1]),
+            ("ECC_ROUTER_CORRECTED", router[0]),
+            ("ECC_ROUTER_LOST", router[1]),
         ]
-        .map(|(name, count)| (name, count.load(Relaxed)))
     }
 }
 
@@ -134,7 +90,6 @@ mod tests {
     #[test]
     fn errors_occur_where_memory_is_used() {
         let ecc = Ecc::default();
-        assert!(!ecc.is_lost(EccPlace::Router));
         ecc.inject(EccPlace::Router, EccErrors::Correctable(2));
         ecc.inject(EccPlace::Buffers, EccErrors::Fatal);
         let uses = [(); 3].map(|()| ecc.is_lost(EccPlace::Router));

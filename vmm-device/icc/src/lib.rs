@@ -132,7 +132,7 @@ mod wire;
 
 pub use crate::barrier::gates::BarrierTime;
 pub use crate::device::{Config, Icc};
-pub use crate::ecc::{EccErrors, EccPlace};
+pub use crate::ecc::EccPlace;
 pub use crate::host::{Host, Net};
 pub use crate::map::{RegisterNow, Unit};
 pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Mapped, Segment, Segments, Visit};

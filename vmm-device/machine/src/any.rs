@@ -2,9 +2,14 @@
 
 use std::sync::Arc;
 
-use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, NodeId, ShardId, Shards};
-use tofu_icc::{EccErrors, EccPlace, Icc};
+use tofu_abi::Coords;
+use tofu_fabric::{
+    BadErrors, EccErrors, ErrorsRefused, Fabric, FaultCounters, FaultPlan, LinkErrors,
+    MemoryErrors, NoSuchLink, NodeId, Port, ShardId, Shards,
+};
+use tofu_icc::{EccPlace, Icc};
 use tofu_inspect::Inspect;
+use tofu_links::{ErrorRate, Parameters};
 use tofu_pci::EndpointDevice;
 use tofu_tnw_device::Nwp;
 
@@ -29,12 +34,6 @@ pub trait AnyNode: EndpointDevice + Inspect + Send + Sync {
     fn set_device_faults(&self, faults: DeviceFaults) -> bool {
         let _ = faults;
         false
-    }
-
-    /// Injects wrong bits into the device's memory. Returns false if devices of this kind have no
-    /// codes that find them.
-    fn inject_ecc(&self, place: EccPlace, errors: EccErrors) -> bool {
-        self.icc().map(|icc| icc.inject_ecc(place, errors)).is_some()
     }
 
     /// Returns the device if it is a network processor of TNW.
@@ -134,6 +133,27 @@ pub trait AnyNetwork: Send + Sync {
     }
     fn set_faults(&self, plan: Option<FaultPlan>) -> Result<(), NoSuchLink>;
     fn faults(&self) -> Option<(FaultPlan, FaultCounters)>;
+    /// Sets the errors of a link, in both directions.
+    fn set_link_errors(
+        &self,
+        at: Coords,
+        port: Port,
+        errors: &LinkErrors,
+    ) -> Result<(), ErrorsRefused> {
+        self.fabric().set_link_errors(at, port, errors)
+    }
+    fn set_router_errors(&self, id: NodeId, errors: Arc<MemoryErrors>);
+    /// Injects wrong bits into the memory of a node's device. Returns false if there is no device
+    /// with codes that find them.
+    fn inject_ecc(&self, id: NodeId, place: EccPlace, errors: EccErrors) -> bool {
+        let Some(node) = self.node(id) else { return false };
+        let Some(icc) = node.icc() else { return false };
+        icc.inject_ecc(place, errors);
+        if place == EccPlace::Router {
+            self.set_router_errors(id, Arc::clone(icc.router_errors()));
+        }
+        true
+    }
     fn capture(&self, config: CaptureConfig) -> Capture;
     fn trace(&self) -> Option<Trace>;
     fn node(&self, id: NodeId) -> Option<Arc<dyn AnyNode>>;
@@ -160,6 +180,27 @@ impl<D: Drive<Node: AnyNode>> AnyNetwork for NetworkOf<D> {
 
     fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
         self.wires().faults()
+    }
+
+    fn set_link_errors(
+        &self,
+        at: Coords,
+        port: Port,
+        errors: &LinkErrors,
+    ) -> Result<(), ErrorsRefused> {
+        if self.interconnect() != Interconnect::Tnw {
+            return self.wires().fabric().set_link_errors(at, port, errors);
+        }
+        let lanes = usize::from(Parameters::TNW.lanes);
+        let rate = ErrorRate::mean(errors.rates.get(..lanes).unwrap_or_default());
+        if *errors != (LinkErrors { rates: errors.rates, ..LinkErrors::default() }) {
+            return Err(ErrorsRefused::BitsOnly);
+        }
+        Ok(self.wires().set_bit_errors(at, port, rate).map_err(BadErrors::from)?)
+    }
+
+    fn set_router_errors(&self, id: NodeId, errors: Arc<MemoryErrors>) {
+        self.wires().set_router_errors(id, errors);
     }
 
     fn capture(&self, config: CaptureConfig) -> Capture {

@@ -64,8 +64,9 @@ pub use crate::pump::Pump;
 pub use crate::torus::{TORUS_TIMING, TorusConfig, TorusNode};
 pub use crate::windows::{TorusParts, WindowBackend};
 pub use tofu_abi::Generation;
+pub use tofu_fabric::EccErrors;
+pub use tofu_icc::EccPlace;
 pub use tofu_icc::device_faults::{DeviceFaults, Fate, MOST_PLANNED, Planned};
-pub use tofu_icc::{EccErrors, EccPlace};
 pub use tofu_tnw_device::{Nwp, SharedWindows, register_fields};
 
 /// The network of a machine, for code that observes or disturbs it. It may outlive the machine.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tofu_abi::topology::NodeId;
-use tofu_fabric::{Fabric, FaultCounters, FaultPlan, NoSuchLink, ShardId, Shards};
+use tofu_fabric::{Fabric, FaultCounters, FaultPlan, MemoryErrors, NoSuchLink, ShardId, Shards};
 use tofu_icc::Icc;
 use tofu_inspect::{Inspect, Visit};
 use tofu_machine::capture::{Capture, CaptureConfig, ModelledCaptures};
@@ -81,6 +81,10 @@ impl AnyNetwork for TimedNetwork {
 
     fn faults(&self) -> Option<(FaultPlan, FaultCounters)> {
         self.engine.faults()
+    }
+
+    fn set_router_errors(&self, id: NodeId, errors: Arc<MemoryErrors>) {
+        self.engine.set_router_errors(id, errors);
     }
 
     fn capture(&self, config: CaptureConfig) -> Capture {
