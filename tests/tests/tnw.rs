@@ -11,8 +11,9 @@ use tofu_abi::tnw::{
 };
 use tofu_abi::topology::Shape;
 use tofu_driver::{DmaBuffer, Platform};
-use tofu_fabric::{FaultPlan, Ppm, Rates, ShardId};
+use tofu_fabric::{FaultPlan, Port, Ppm, Rates, ShardId};
 use tofu_inproc::{AttachError, Buffer, InProcess};
+use tofu_links::ErrorRate;
 use tofu_machine::{Doorbells, Links, Torus, TorusConfig};
 use tofu_pci::PciFunction;
 use tofu_tests::shards::InShards;
@@ -256,6 +257,43 @@ fn link_errors_change_only_counters() {
     let counters = far.link_counters(X_MINUS);
     assert!(counters.crc_errors > 0 && counters.nacks_sent > 0);
     assert!(near.link_counters(X_PLUS).resent > 0);
+}
+
+/// Each packet meets the wrong bits by itself, and the protocol of the link corrects them.
+#[test]
+fn wrong_bits_of_a_link_damage_single_packets() {
+    for links in [Links::Direct, Links::Modelled] {
+        let world = World::with(links, [2, 1, 1], InProcess::attach_nwp);
+        let [near, far] = world.pair();
+        let wires = world.torus.wires();
+        // Of the 1088 bits of a packet one is wrong in one of 92 packets.
+        let set = |rate| {
+            let rate = ErrorRate::new(rate).unwrap();
+            wires.set_bit_errors(Coords::default(), Port::XPlus, rate).unwrap();
+        };
+        set(1e-5);
+        let mut stream = near.open(X_PLUS, Channel::ALL[0]).unwrap();
+        let mut sink = far.open(X_MINUS, Channel::ALL[0]).unwrap();
+        let mut send = || {
+            for n in 0..20 {
+                let sent = message(16 << 10, n);
+                let got = buffer(far, &vec![0; sent.len()]);
+                let credit = sink.credit(&got, 0, sent.len()).unwrap();
+                let ticket = stream.send_from(&buffer(near, &sent), 0, sent.len()).unwrap();
+                assert_eq!(world.end(&mut stream, ticket), ok(sent.len()));
+                assert_eq!(world.end(&mut sink, credit), ok(sent.len()));
+                assert_eq!(bytes(&got), sent);
+            }
+            far.link_counters(X_MINUS).crc_errors
+        };
+        let errors = send();
+        // 2560 packets, and those that are sent again.
+        assert!((10..100).contains(&errors), "{errors} {links:?}");
+        set(0.0);
+        assert_eq!(send(), errors, "{links:?}");
+        let end = Coords::new(1, 0, 0, 0, 0, 0);
+        assert!(wires.set_bit_errors(end, Port::YPlus, ErrorRate::NEVER).is_err());
+    }
 }
 
 #[test]

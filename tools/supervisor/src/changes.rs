@@ -6,7 +6,8 @@ use anyhow::{Context, anyhow, bail};
 use tofu_abi::Coords;
 use tofu_control::protocol::{EventKind, Request};
 use tofu_fabric::{Fabric, LinkErrors, NodeId, Port, Shape};
-use tofu_machine::{AnyNetwork, AnyNode, EccErrors};
+use tofu_links::Parameters;
+use tofu_machine::{AnyNetwork, AnyNode, EccErrors, Interconnect};
 use tofu_spec::device_faults::DeviceFaultSpec;
 use tofu_spec::ecc::EccPlaceName;
 use tofu_spec::faults::FaultSpec;
@@ -29,7 +30,7 @@ pub(crate) fn apply(network: &dyn AnyNetwork, request: &Request) -> anyhow::Resu
             vec![(Some(NodeId(*node)), EventKind::Link { port: port.clone(), up: *up })]
         }
         Request::SetLinkErrors { node, port, errors } => {
-            vec![set_link_errors(fabric, NodeId(*node), port, errors.as_deref())?]
+            vec![set_link_errors(network, NodeId(*node), port, errors.as_deref())?]
         }
         Request::SetNodes { nodes, up, .. } => set_routers(fabric, nodes, *up)?,
         Request::SetFaults { faults } => vec![(None, set_faults(network, faults.as_deref())?)],
@@ -119,22 +120,24 @@ fn set_routers(fabric: &Fabric, nodes: &[u32], up: bool) -> anyhow::Result<Vec<C
     Ok(changed)
 }
 
-/// Sets the errors of the modelled link at a port of a node, or removes them.
+/// Sets the errors of the link at a port of a node, or removes them. Those of Tofu must be modelled.
 fn set_link_errors(
-    fabric: &Fabric,
+    network: &dyn AnyNetwork,
     node: NodeId,
     port: &str,
     errors: Option<&str>,
 ) -> anyhow::Result<Changed> {
     let spec = errors.map(str::parse::<LinkErrorSpec>).transpose();
     let spec = spec.map_err(|allowed| anyhow!("errors of a link are {allowed}"))?;
+    let fabric = network.fabric();
     let at = place(fabric.shape(), node)?;
-    let errors = match (spec, fabric.parameters()) {
+    let tnw = (network.interconnect() == Interconnect::Tnw).then_some(Parameters::TNW);
+    let errors = match (spec, fabric.parameters().or(tnw)) {
         (Some(spec), Some(parameters)) => spec.errors(parameters.lanes)?,
         // No errors, which is refused as well for links that are not modelled.
         _ => LinkErrors::default(),
     };
-    fabric.set_link_errors(at, known_port(port)?, &errors)?;
+    network.set_link_errors(at, known_port(port)?, &errors)?;
     let errors = spec.as_ref().map(ToString::to_string);
     Ok((Some(node), EventKind::LinkErrors { port: port.to_owned(), errors }))
 }

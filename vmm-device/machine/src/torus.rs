@@ -45,8 +45,8 @@ const TURNS_PER_ROUND: usize = 256;
 /// The time for which a fault holds back a unit that no other unit overtakes, in nanoseconds.
 const HOLD_NS: u64 = 1_000_000;
 
-/// Packets that cross a link together while a capture or faults inspect them, and in a machine in
-/// shards.
+/// Packets that cross a link together while a capture looks at them, and in a machine in shards.
+/// Where links have faults or bit errors, each packet crosses by itself.
 const RUN_OBSERVED: u16 = 64;
 /// Packets that cross a modelled link together. They arrive when the last of them does.
 const RUN_MODELLED: u16 = 8;
@@ -327,6 +327,7 @@ impl Net for Links<'_> {
         let wires = &self.shared.wires;
         match wires.is_modelled() {
             _ if !self.shared.has_room(self.node.coords, interface(link)) => 0,
+            _ if wires.spoils() => 1,
             true => RUN_MODELLED,
             false if wires.is_observed() || self.shared.cables.is_some() => RUN_OBSERVED,
             false => MAX_RUN,
@@ -363,8 +364,8 @@ impl Net for Links<'_> {
             gap: 0,
             sender: vc,
             before: 0,
-            model_ps: 0,
             bad: None,
+            model_ps: 0,
             body: unit,
         };
         self.shared.wires.inject(packet, &mut Inward { shared: self.shared });

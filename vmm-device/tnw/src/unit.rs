@@ -353,6 +353,27 @@ impl Disturb for Unit {
         Some(self.clone())
     }
 
+    fn invert(&mut self, bits: &[u32]) -> bool {
+        let mut wire = match self {
+            Self::Data(data) => match data.to_wire().collect::<Vec<_>>()[..] {
+                [packet] => packet.to_vec(),
+                // A run of packets, which was sent before the link had errors.
+                _ => {
+                    self.damage(bits.first().copied().unwrap_or_default().into(), false);
+                    return true;
+                }
+            },
+            Self::Control(control) => control.to_wire().to_vec(),
+        };
+        for bit in bits {
+            if let Some(byte) = wire.get_mut((bit / 8) as usize) {
+                *byte ^= 1 << (bit % 8);
+            }
+        }
+        let unit = Self::from_wire(&wire);
+        unit.map(|unit| *self = unit).is_some()
+    }
+
     fn damage(&mut self, random: u64, undetected: bool) -> bool {
         let bit = |len: usize| ((random >> 8) as usize % len, 1 << (random & 7));
         match self {
@@ -439,6 +460,7 @@ mod tests {
                 gap: 0,
                 sender: 7,
                 before: 0,
+                bad: None,
                 model_ps: 0,
                 body,
             };
@@ -460,7 +482,6 @@ mod tests {
             for cut in [1, PACKET_DATA, bytes.len()] {
                 let shorter = decode::<Unit>(&bytes[..bytes.len() - cut]);
                 let whole = cut == PACKET_DATA;
-                bad: None,
                 assert_eq!(shorter.is_ok(), whole, "without {cut} bytes");
             }
         }

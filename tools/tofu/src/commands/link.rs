@@ -27,9 +27,9 @@ pub(crate) enum LinkCommand {
     Up(CableArgs),
     /// Inject bit errors, lane failures or lost ACKs on a modelled link; with no option, clear them
     ///
-    /// The errors are in both directions. The machine must have links = "modelled", or be in
-    /// modelled time. Guests lose no data, because frames are sent again or on the other lanes;
-    /// counters of ports show the errors.
+    /// The errors are in both directions. The machine must have links = "modelled", be in modelled
+    /// time, or be of TNW, whose links have bit errors only. Guests lose no data, because frames
+    /// are sent again or on the other lanes; counters of ports show the errors.
     Errors {
         /// Which link
         #[command(flatten)]
