@@ -80,7 +80,7 @@ fn nodes_with_fugakus_processor() {
 /// hardware and those of the programs at both ends do.
 fn in_modelled_time(place: &Place) {
     let nodes = ["--arch", "arm64", "--shape", "2x1x1x1x1x1", "--image", "arm64"];
-    let time = ["--time", "modelled", "--ns-per-instruction", "0.3"];
+    let time = ["--time", "modelled"];
     let up = [&["up", "--linux", "--detach"], &nodes[..], &time].concat();
     place.run_for(&up, BUILD, b"").ok();
     let clock = place.exec("0", &["dmesg"]).ok();

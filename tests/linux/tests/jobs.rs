@@ -349,8 +349,7 @@ fn run_makes_its_own_machine() {
 }
 
 /// A job script's ranks in modelled time: they find each other by the process manager, over tofu0,
-/// and send by uTofu. Their clocks are those of processors that take less than 1 ns for an
-/// instruction.
+/// and send by uTofu. Their clocks are those of processors like Fugaku's.
 #[test]
 fn job_script_in_modelled_time() {
     if !has_compiler() {
@@ -362,8 +361,7 @@ fn job_script_in_modelled_time() {
     let folder = job.place.path();
     let script = "#!/bin/bash\n#PJM -L node=2 -N timed -j\nmpiexec -of ring.out ./pmi_ring\n";
     fs::write(folder.join("job.sh"), script).unwrap();
-    let fast = ["--time", "modelled", "--ns-per-instruction", "0.3", "job.sh"];
-    let number = job.batch(folder, &fast);
+    let number = job.batch(folder, &["--time", "modelled", "job.sh"]);
     let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
     let said = read(&format!("timed.{number}.out"));
     let out = read("ring.out");

@@ -15,7 +15,8 @@ const LONG: Duration = Duration::from_secs(200);
 /// A machine of two nodes, which no driver has.
 fn up(place: &Place, more: &[&str]) {
     let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", "2x1x1x1x1x1"];
-    let up = ["up", "--linux", "--detach", "--time", "modelled"];
+    // Slow processors, whose programs execute less while they wait.
+    let up = ["up", "--linux", "--detach", "--time", "modelled", "--ns-per-instruction", "1"];
     place.run_for(&[&up[..], &image, more].concat(), BOOT, b"").ok();
 }
 
@@ -139,7 +140,7 @@ fn a_run_ends_where_time_is_to_stop() {
     assert!(said.err.contains("stands still at 10 ms; the run ends here (--until)"), "{said:?}");
     // The guest's timer ticks every ten instructions.
     let clock = "dmesg | grep -o '[0-9.]* MHz counter'; sleep 10000";
-    let fast = ["--root", "--ns-per-instruction", "0.3", "sh", "-c", clock];
+    let fast = ["--root", "sh", "-c", clock];
     let said = ends("100s", &fast);
     assert_eq!(said.out, "0: 333.333333 MHz counter\n");
     assert!(said.err.contains("stands still at 100000 ms; the run ends here"), "{said:?}");

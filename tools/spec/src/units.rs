@@ -362,10 +362,11 @@ impl InstructionTime {
     }
 }
 
-/// A nanosecond, QEMU's unit.
+/// Three instructions in two cycles of an A64FX at its 2.2 GHz. *Fitted*: `tofu sim measured`
+/// agrees best with Fugaku then.
 impl Default for InstructionTime {
     fn default() -> Self {
-        Self(1000)
+        Self(300)
     }
 }
 

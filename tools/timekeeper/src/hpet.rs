@@ -6,8 +6,10 @@
 
 use std::ffi::c_void;
 
-/// The capability register of QEMU's HPET with three timers and a period of 10,000,000 fs.
-const CAPABILITY: u64 = 10_000_000 << 32 | 0x8086_a201;
+/// The capability register of QEMU's HPET, with a period of 10,000,000 fs, but for the number of
+/// timers.
+const CAPABILITY: u64 = 10_000_000 << 32 | 0x8086_a001;
+const TIMERS: u64 = 0x1f00;
 /// Instructions in a tick.
 const TICK: u64 = 10;
 /// The periods that Linux takes for those of an HPET, in femtoseconds.
@@ -31,7 +33,26 @@ pub(crate) unsafe fn set_period(hpet: *mut c_void, instruction_ps: u64) {
         let length = libc::malloc_usable_size(hpet) / size_of::<u64>();
         std::slice::from_raw_parts_mut(hpet.cast::<u64>(), length)
     };
-    if let Some(capability) = words.iter_mut().find(|word| **word == CAPABILITY) {
-        *capability = period << 32 | CAPABILITY & u64::from(u32::MAX);
+    if let Some(at) = place(words) {
+        words[at] = period << 32 | words[at] & u64::from(u32::MAX);
+    }
+}
+
+/// Finds the register, if one word alone is like it.
+fn place(words: &[u64]) -> Option<usize> {
+    let mut found = (0..words.len()).filter(|at| words[*at] & !TIMERS == CAPABILITY);
+    found.next().filter(|_| found.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CAPABILITY, place};
+
+    #[test]
+    fn register_is_found_if_it_is_the_only_one() {
+        let register = CAPABILITY | 0x200;
+        assert_eq!(place(&[1, register, CAPABILITY << 32]), Some(1));
+        assert_eq!(place(&[register, register]), None);
+        assert_eq!(place(&[CAPABILITY | 1 << 16]), None);
     }
 }

@@ -184,7 +184,7 @@ pub(crate) struct ClockArgs {
     pub(crate) clock: Option<Time>,
 
     /// With --time modelled: the time of an instruction of a guest, in nanoseconds, 0.1 to 100, for
-    /// arm64 0.25 to 1 [default: 1]
+    /// arm64 0.25 to 1 [default: 0.3, which fits an A64FX]
     #[arg(long, value_name = "NS")]
     pub(crate) ns_per_instruction: Option<InstructionTime>,
 
@@ -833,10 +833,10 @@ mod tests {
     fn modelled_time_has_limits() {
         let file = "shape = \"2x1x1x1x1x1\"\nlinux = true\narch = \"x86-64\"\ntime = \"modelled\"";
         let case = Case::new(file);
-        let time = case.plan(&["--ns-per-instruction", "0.3"]).unwrap().modelled.unwrap();
-        assert_eq!((time.instruction.ps(), time.quantum), (300, None));
+        let time = case.plan(&["--ns-per-instruction", "0.5"]).unwrap().modelled.unwrap();
+        assert_eq!((time.instruction.ps(), time.quantum), (500, None));
         let time = case.plan(&["--quantum", "2000"]).unwrap().modelled.unwrap();
-        assert_eq!(time.quantum, Some(Quantum(2000)));
+        assert_eq!((time.instruction.ps(), time.quantum), (300, Some(Quantum(2000))));
         for (args, what) in [
             (&["--cpus", "2"][..], "nodes with several processors (--cpus)"),
             (&["--net", "lan"], "an Ethernet (--net)"),
