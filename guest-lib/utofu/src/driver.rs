@@ -142,8 +142,8 @@ impl<P: Platform, M> DriverProvider<P, M> {
     /// a read of memory. A processor stores them in one burst; on an emulated device each store may
     /// be an exit, so queues are the default.
     #[must_use]
-    pub fn with_direct_descriptors(self) -> Self {
-        Self { direct: true, ..self }
+    pub fn with_direct_descriptors(self, direct: bool) -> Self {
+        Self { direct, ..self }
     }
 
     /// Shares the device with other processes by `claims`.

@@ -193,6 +193,11 @@ impl Machine {
         self.own.is_some()
     }
 
+    /// Returns whether it keeps modelled time, and was started for this run.
+    pub(crate) fn is_modelled(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.ready.is_some())
+    }
+
     /// Tells the user what modelled time has passed, if the machine was started for this run and
     /// keeps that.
     pub(crate) fn tell_time(&self) {
@@ -290,15 +295,17 @@ impl Own {
         wanted: Wanted,
         (arch, mpi): (Arch, Option<Family>),
     ) -> anyhow::Result<(Self, MachineName)> {
+        let modelled = spec.time.clock == Some(Time::Modelled);
         let shape = match spec.machine_shape()? {
             Some(shape) => shape,
+            // Twelve nodes are a unit, as on Fugaku, where the number of links counts.
+            None if modelled && wanted.is_unit()? => Shape::UNIT,
             None => wanted.as_machine()?,
         };
         let (io, shape) = (shape.has_io_nodes(), shape.to_string());
         let name = MachineName::of_this_run();
         let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;
         command.args(["up", "--linux", "--json", "--shape", &shape]);
-        let modelled = spec.time.clock == Some(Time::Modelled);
         if !modelled {
             command.args(["--boot-timeout", BOOT]);
         }

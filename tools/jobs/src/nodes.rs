@@ -274,7 +274,11 @@ impl Start<'_> {
             Err(error) => return (Err(error), Vec::new()),
         };
         let name = job_name(self.number);
-        let user = if self.spec.root { 0 } else { Group::JOBS | self.number };
+        let user = match self.runs_as_root(machine, &nodes) {
+            Ok(true) => 0,
+            Ok(false) => Group::JOBS | self.number,
+            Err(error) => return (Err(error), Vec::new()),
+        };
         let site = Site { machine, nodes: nodes.clone(), name: name.clone(), user };
         let result = site.put(self.number, self.bundle, &self.placement);
         let result = result.and_then(|()| site.start(self, control));
@@ -315,6 +319,18 @@ impl Start<'_> {
             (result, _) => result,
         };
         (result, lost)
+    }
+
+    /// Returns whether ranks run as root: if the user wants it, or in a machine of modelled time
+    /// that has no other job and no kernel driver. There, each command of other users would be a
+    /// message to `tofud`, whose time no real machine takes.
+    fn runs_as_root(&self, machine: &Machine, nodes: &[u32]) -> anyhow::Result<bool> {
+        let Some(node) = nodes.first().filter(|_| !self.spec.root && machine.is_modelled()) else {
+            return Ok(self.spec.root);
+        };
+        let look = shell(&["[ -e /proc/tofu/dev ] && echo driver; true"]);
+        let said = must(&machine.control, *node, look, &[]);
+        Ok(said.with_context(|| format!("node {node}"))?.is_empty())
     }
 }
 

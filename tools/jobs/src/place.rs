@@ -103,6 +103,12 @@ impl Wanted {
     pub(crate) fn as_machine(self) -> anyhow::Result<Shape> {
         as_machine(self.nodes()?)
     }
+
+    /// Returns whether the job is as large as a unit of Tofu, and asks for no torus of its own.
+    pub(crate) fn is_unit(self) -> anyhow::Result<bool> {
+        let unit = self.map.is_none() && self.interconnect.tofu().is_some();
+        Ok(unit && self.nodes()?.nodes() == Shape::UNIT.nodes())
+    }
 }
 
 /// The most nodes of a machine that is started for a job, unless the job requests more: a Tofu
@@ -383,6 +389,13 @@ mod tests {
     fn place(system: &System, wanted: Wanted) -> Placement {
         let job = lay(system, wanted).unwrap();
         Placement { info: Mapinfo { system: system.clone(), job } }
+    }
+
+    #[test]
+    fn twelve_nodes_are_a_unit_unless_a_torus_is_asked_for() {
+        let is_unit = |ranks, map| wanted(ranks, map, None).is_unit().unwrap();
+        assert!(is_unit(Some(12), None) && is_unit(Some(24), None));
+        assert!(!is_unit(Some(11), None) && !is_unit(Some(12), Some("4x3")));
     }
 
     #[test]

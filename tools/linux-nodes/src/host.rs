@@ -251,9 +251,10 @@ impl LinuxHost {
             }
             Arch::Arm64 => "console=ttyAMA0".to_owned(),
         };
+        let direct = self.time.map(|_| format!("{} ", timekeeper::DIRECT)).unwrap_or_default();
         let words = format!(
             "{own} {BOOT_ARGUMENTS} {LARGE_PAGES} \
-             vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}{} {}",
+             vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}{direct}{} {}",
             node.trim_end(),
             linux.append
         );

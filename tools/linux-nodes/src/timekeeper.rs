@@ -17,6 +17,11 @@ const KNOWN: &str = "11.1.";
 /// uses the HPET, whose period the plugin sets.
 pub const KERNEL_WORDS: &str = "nolapic_timer";
 
+/// A word for every kernel in modelled time. Linux puts it into the environment of the first
+/// program, and so of all, where `libtofucom` finds it: stores to registers cost a guest no time
+/// there, so that commands go by direct descriptors, as on the machine.
+pub const DIRECT: &str = "UTOFU_DIRECT_DESCRIPTORS=1";
+
 /// Finds the plugin.
 ///
 /// # Errors

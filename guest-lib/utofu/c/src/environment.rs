@@ -65,6 +65,11 @@ pub(crate) fn split_puts() -> Result<Option<u32>, Error> {
     })
 }
 
+/// Returns true if commands go by direct descriptors when the device is ready for one.
+pub(crate) fn direct_descriptors() -> Result<bool, Error> {
+    number("UTOFU_DIRECT_DESCRIPTORS", 0).map(|direct| direct != 0)
+}
+
 /// Returns the time after which polls that find nothing rest, if they do.
 pub(crate) fn rest_after() -> Result<Option<Duration>, Error> {
     let spin = number32("UTOFU_SPIN_US", SPIN_US)?;

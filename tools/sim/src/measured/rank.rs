@@ -207,7 +207,7 @@ pub(super) fn run<T: Send>(
     for &node in nodes {
         let device = model.device(node)?.clone();
         let buffer = Arc::new(device.platform().alloc_dma(BUFFER, 1 << 16)?);
-        let provider = Provider::new(device, NodeMemory, MRQ_SIZE, 0).with_direct_descriptors();
+        let provider = Provider::new(device, NodeMemory, MRQ_SIZE, 0).with_direct_descriptors(true);
         let share = DeviceShare::of(generation, 0, 1).map_err(|error| anyhow!("{error}"))?;
         let context = Context::new(Arc::new(provider), share);
         let (mut vcqs, mut stadds) = (Vec::new(), Vec::new());

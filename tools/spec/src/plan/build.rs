@@ -343,8 +343,7 @@ fn check_modelled(spec: &MachineSpec, nodes: &[NodePlan]) -> Result<(), PlanErro
     ];
     refuse(lacks, PlanError::Modelled)?;
     // Their clock has a frequency of 32 bits, and counts no slower than QEMU.
-    let instruction = spec.ns_per_instruction.unwrap_or_default();
-    let kept = (250..=1000).contains(&instruction.ps());
+    let kept = (250..=1000).contains(&spec.ns_per_instruction.unwrap_or_default().ps());
     if any(|role| role.arch() == Some(Arch::Arm64)) && !kept {
         return Err(spec.about("ns_per_instruction", PlanError::ModelledArm64));
     }

@@ -49,11 +49,18 @@ pub(super) struct RingQueue<Q> {
     queue: Q,
     idle: IdlePolls,
     is_lost: bool,
+    /// True if commands go by direct descriptors, which need no doorbell.
+    direct: bool,
 }
 
 impl<Q: OutsideQueue> RingQueue<Q> {
     pub(super) fn new(queue: Q) -> Self {
-        Self { queue, idle: IdlePolls::default(), is_lost: false }
+        Self { queue, idle: IdlePolls::default(), is_lost: false, direct: false }
+    }
+
+    /// A queue whose commands go by direct descriptors when the device is ready for one.
+    pub(super) fn with_direct_descriptors(self, direct: bool) -> Self {
+        Self { direct, ..self }
     }
 
     #[inline]
@@ -84,12 +91,18 @@ impl<Q: OutsideQueue> Queue for RingQueue<Q> {
     fn post(&mut self, descriptors: &[Descriptor], delayed: bool) -> Result<(), Full> {
         let order = Order::raw(descriptors);
         let rings = self.queue.rings_mut();
-        if delayed { rings.post_delayed(&order, 0) } else { rings.post(&order, 0) }
+        match (delayed, self.direct) {
+            (true, _) => rings.post_delayed(&order, 0),
+            (false, true) => rings.post_direct(&order, 0),
+            (false, false) => rings.post(&order, 0),
+        }
     }
 
     #[inline]
     fn ring(&mut self) {
-        self.queue.rings().doorbell();
+        if !self.direct {
+            self.queue.rings().doorbell();
+        }
     }
 
     #[inline]

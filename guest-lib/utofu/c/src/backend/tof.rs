@@ -67,6 +67,7 @@ impl Tof {
             gates: LockedGates::new(device.generation()),
             device: Arc::new(device),
             share: share.clone(),
+            direct: environment::direct_descriptors()?,
         };
         let provider = any(Arc::new(inner));
         Ok(Some(Self { provider, share }))
@@ -147,6 +148,7 @@ struct TofProvider {
     device: Arc<TofDevice>,
     share: DeviceShare,
     gates: LockedGates,
+    direct: bool,
 }
 
 impl LockGate for TofDevice {
@@ -203,7 +205,8 @@ impl Provider for TofProvider {
         let config = QueueConfig { tni, cq, toq_size: 0, mrq_size: mrq_size(), session };
         let queue =
             ControlQueue::open(&config).map_err(|error| open_error(QUEUE, cq.into(), error))?;
-        Ok(RingQueue::new(TofQueue { queue, blank: None, _claim: claim }))
+        let queue = TofQueue { queue, blank: None, _claim: claim };
+        Ok(RingQueue::new(queue).with_direct_descriptors(self.direct))
     }
 
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {

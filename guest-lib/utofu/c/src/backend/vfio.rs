@@ -65,7 +65,8 @@ impl Vfio {
         let device = Device::probe(platform).map_err(|_| no_answer())?;
         let share = DeviceShare::of(device.generation(), index, processes)?;
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, environment::group()?)
-            .with_subnet(environment::subnet()?);
+            .with_subnet(environment::subnet()?)
+            .with_direct_descriptors(environment::direct_descriptors()?);
         Ok(Self { provider: any(Arc::new(provider)), share })
     }
 
@@ -92,6 +93,7 @@ impl Vfio {
         let claims = Claims::new(broker, share.clone());
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, environment::group()?)
             .with_subnet(environment::subnet()?)
+            .with_direct_descriptors(environment::direct_descriptors()?)
             .with_claims(claims);
         Ok(Self { provider: any(Arc::new(provider)), share })
     }
