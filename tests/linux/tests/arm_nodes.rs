@@ -93,6 +93,46 @@ fn in_modelled_time(place: &Place) {
     place.run(&["down"]).ok();
 }
 
+/// What users of Fugaku have measured there between neighbours, in microseconds or GB/s: published
+/// by lighttransport/gemm, `a64fx/utofu-tests/summary.md`, findings 5 and 17.
+const MEASURED: [(&str, f64); 12] = [
+    ("put 1", 0.98),
+    ("get 1", 1.495),
+    ("add 1", 1.335),
+    ("stream 1024", 3.49),
+    ("stream 4096", 6.18),
+    ("stream 16384", 6.32),
+    ("ring 2080", 1.56),
+    ("ring 4160", 1.83),
+    ("ring 8320", 2.49),
+    ("ring 16640", 3.80),
+    ("striped 1", 3.87),
+    ("striped 2", 3.88),
+];
+
+/// A program for Fugaku, started without any option but for the clock, measures what it would
+/// there.
+#[test]
+fn a_program_measures_what_it_would_on_fugaku() {
+    let Some(place) = Place::new(Image::Default) else { return };
+    if !has_rustup() {
+        return;
+    }
+    let Some(sdk) = Sdk::arm64(&place, &[]) else { return };
+    let source = sdk.path().join("examples/times.c");
+    sdk.compile(source.to_str().unwrap(), &["-ltofucom", "-ltofutop"]);
+    let run = ["run", "--time", "modelled", "--driver", "vfio", "-n", "2", "./times"];
+    let said = Running::start(sdk.command(&place, &run), b"").end(BUILD);
+    assert!(said.err.contains(" s, 0.3 ns an instruction; nothing was late"), "{said:?}");
+    let out = said.ok();
+    for (what, measured) in MEASURED {
+        let line = out.lines().find_map(|line| line.strip_prefix(&format!("0: {what} ")));
+        let ours: f64 = line.unwrap_or_else(|| panic!("no {what}: {out}")).parse().unwrap();
+        assert!((0.8..1.2).contains(&(ours / measured)), "{what}: {measured} there\n{out}");
+    }
+    place.is_clean();
+}
+
 fn has_rustup() -> bool {
     let there = have("rustup");
     if !there {
