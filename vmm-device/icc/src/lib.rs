@@ -74,7 +74,7 @@
 //! turning bus mastering off does the same for all queues.
 //!
 //! The cache has 32 places for each queue, indexed by STag, each with a steering entry and its
-//! memory block. Page table entries are read each time.
+//! memory block, and is read without a lock (`Mappings`). Page table entries are read each time.
 //!
 //! # Causality of notices
 //!
@@ -114,6 +114,7 @@ mod host;
 mod initiator;
 mod irq;
 mod map;
+mod mappings;
 mod memory;
 mod notice;
 mod observe;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 
 use tofu_abi::regs::CqsReg;
 use tofu_abi::table::{
@@ -12,14 +12,12 @@ use tofu_abi::table::{
     STEERING_ENTRY_SIZE, Steering,
 };
 use tofu_abi::{Rcode, StagOffset};
-use tofu_inspect::{Hex, Inspect, Sparse, Visit, inspect};
-use tofu_sync::{Epochs, lock};
+use tofu_inspect::{Hex, Inspect, Sparse, Visit};
+use tofu_sync::Epochs;
 
 use crate::fault::Fault;
+use crate::mappings::{Mapping, Mappings};
 use crate::memory::{Access, DmaMemory, Reach, Segment, Segments};
-
-/// Places in a queue's translation cache.
-const CACHE_PLACES: usize = 32;
 
 /// The places of a range in memory, as far as it could be translated.
 pub(crate) struct Translation {
@@ -38,38 +36,6 @@ impl Translation {
     }
 }
 
-/// A steering entry and its memory block, checked and ready for use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mapping {
-    stag: u32,
-    /// Generation of the tables that the mapping was read in.
-    generation: u64,
-    readonly: bool,
-    mbva: u64,
-    length: u64,
-    page_bits: u32,
-    pages: u64,
-    table: u64,
-}
-
-impl Mapping {
-    /// The bits of an address within a page.
-    const fn mask(&self) -> u64 {
-        (1 << self.page_bits) - 1
-    }
-}
-
-inspect!(Mapping {
-    stag as hex,
-    generation,
-    readonly,
-    mbva as hex,
-    length as hex,
-    page_bits,
-    pages,
-    table as hex,
-});
-
 /// The tables of one control queue, and what is cached of them.
 pub(crate) struct Tables {
     /// The memory that they translate to.
@@ -83,7 +49,7 @@ pub(crate) struct Tables {
     /// Bursts in progress whose addresses were translated. Cached mappings of an older generation
     /// are not used any more.
     epochs: Epochs,
-    cache: Mutex<Vec<Option<Mapping>>>,
+    cache: Mappings,
 }
 
 impl Inspect for Tables {
@@ -99,7 +65,7 @@ impl Inspect for Tables {
             epochs: _,
             cache,
         } = self;
-        let cached = lock(cache).clone();
+        let cached = cache.all();
         visit.tree(|tree| {
             let mut table = |name, enable: &AtomicBool, ipa: &AtomicU64, size: &AtomicU64| {
                 tree.add_with(name, |visit| {
@@ -194,7 +160,7 @@ impl Tables {
             block_ipa: AtomicU64::new(0),
             block_size: AtomicU64::new(0),
             epochs: Epochs::new(),
-            cache: Mutex::new(Vec::new()),
+            cache: Mappings::new(),
         }
     }
 
@@ -239,7 +205,7 @@ impl Tables {
     pub(crate) fn stale(self: &Arc<Self>, memory: &dyn DmaMemory) -> u64 {
         let tables = self.enter();
         let in_force = tables.in_force();
-        let cached = lock(&self.cache).clone();
+        let cached = self.cache.all();
         let used = cached.iter().flatten().filter(|m| m.generation == in_force.0);
         let differs = |m: &&Mapping| self.read_mapping(memory, in_force, m.stag).ok() != Some(**m);
         used.filter(differs).count() as u64
@@ -260,22 +226,11 @@ impl Tables {
         if !self.steering_enable.load(SeqCst) {
             return Err(Fault::steering(Rcode::STEERING_TABLE_DISABLED));
         }
-        let place = stag as usize % CACHE_PLACES;
-        {
-            let cache = lock(&self.cache);
-            if let Some(Some(m)) = cache.get(place)
-                && m.stag == stag
-                && m.generation == in_force.0
-            {
-                return Ok(*m);
-            }
+        if let Some(known) = self.cache.get(stag, in_force.0) {
+            return Ok(known);
         }
         let mapping = self.read_mapping(memory, in_force, stag)?;
-        let mut cache = lock(&self.cache);
-        if cache.is_empty() {
-            cache.resize(CACHE_PLACES, None);
-        }
-        cache[place] = Some(mapping);
+        self.cache.remember(&mapping);
         Ok(mapping)
     }
 
@@ -340,11 +295,9 @@ impl Tables {
         if !self.steering_enable.load(SeqCst) {
             return None;
         }
-        let cache = lock(&self.cache);
-        let m = cache.get(at.stag() as usize % CACHE_PLACES)?.as_ref()?;
+        let m = self.cache.get(at.stag(), in_force.0)?;
         let (offset, len) = (at.offset(), u64::from(len));
-        let other = m.stag != at.stag() || m.generation != in_force.0;
-        if other || m.readonly && access.writes() || len == 0 || offset + len > m.length {
+        if m.readonly && access.writes() || len == 0 || offset + len > m.length {
             return None;
         }
         // Both terms are 40 bits wide, so the sum fits.

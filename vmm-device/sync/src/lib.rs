@@ -12,6 +12,7 @@
 //! - `Handover` of `icc`: a doorbell during another thread's turn, or while the queue is being
 //!   enabled, is not lost.
 //! - `Waiting` of `icc`: a queue that finds no room in the network sees it later or is rung for it.
+//! - `Mappings` of `icc`: a mapping that another thread replaces is read whole or not at all.
 //! - `Epochs` of `sync`: a cache flush is not reported done while an older use of the tables lives.
 //! - `Sleep` of `machine`: an engine does not sleep over a queued doorbell or a deadline.
 //! - `Queued` of `machine`: a doorbell is queued once, and a turn sees what was written before it.
@@ -29,11 +30,14 @@ pub use crate::clock::Monotonic;
 pub use crate::epoch::Epochs;
 pub use crate::ticks::Ticks;
 #[cfg(not(loom))]
-pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 #[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard};
 
 pub use tofu_process::{lock, read, wait, wait_timeout, write};
+
+#[cfg(loom)]
+pub use loom::sync::atomic::fence;
 
 #[cfg(loom)]
 pub use checked::{AtomicBool, AtomicU32, AtomicU64};
