@@ -648,6 +648,20 @@ impl Register {
         }
     }
 
+    /// The control queue whose FETCH_START register is at BAR0 offset `offset`.
+    #[inline]
+    pub const fn doorbell(offset: u64) -> Option<(TniId, CqId)> {
+        let (tni, area) = (offset / TNI_STRIDE, offset % TNI_STRIDE);
+        let (cq, reg) = (area / PAGE_STRIDE, area % PAGE_STRIDE);
+        if offset >= PORT_BASE || area >= CQS_AREA || reg != CqReg::FetchStart.offset() {
+            return None;
+        }
+        match (TniId::new(tni as u8), CqId::new(cq as u8)) {
+            (Some(tni), Some(cq)) => Some((tni, cq)),
+            _ => None,
+        }
+    }
+
     const fn decode_bgs(tni: TniId, bg: BgId, reg: u64) -> Option<Self> {
         let a = BgsReg::DataA0.offset();
         let b = BgsReg::DataB0.offset();

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use tofu_abi::TniId;
+use tofu_abi::{Coords, Path, TniId};
 use tofu_links::Parameters;
 
 use crate::fabric::Passage;
 use crate::faults::Fate;
 use crate::shard::ShardId;
-use crate::ways::Ways;
+use crate::ways::{Known, Ways};
 use crate::{DiscardReason, Fabric, Hop, NodeId, Packet, Port, Route, RouteError, Way};
 
 /// Receives the fate of packets.
@@ -155,6 +155,41 @@ impl Direct {
     }
 }
 
+/// The way of a request and of its answer over links that nothing observes.
+#[derive(Debug)]
+pub struct Trip<'a> {
+    direct: &'a Direct,
+    ways: &'a [Known; 2],
+}
+
+impl Trip<'_> {
+    /// The node that the request is for.
+    #[inline]
+    pub const fn target(&self) -> NodeId {
+        self.ways[1].from()
+    }
+
+    /// Counts a request that takes the way, of so many TLPs and bytes in all, from a TNI. Returns
+    /// its time on the way, in picoseconds.
+    #[inline]
+    pub fn there(&self, size: (TniId, u32, u64)) -> u64 {
+        self.count(&self.ways[0], size)
+    }
+
+    /// The same for its answer.
+    #[inline]
+    pub fn back(&self, size: (TniId, u32, u64)) -> u64 {
+        self.count(&self.ways[1], size)
+    }
+
+    #[inline(always)]
+    fn count(&self, way: &Known, (tni, tlps, bytes): (TniId, u32, u64)) -> u64 {
+        let Direct { fabric, timing } = self.direct;
+        fabric.count_way((way.from(), tni), way.hops(), tlps, bytes);
+        timing.transit_ps(way.hops().len() as u32, bytes)
+    }
+}
+
 impl Direct {
     /// The route of a packet. Fills in the packet's target if that follows from its way.
     fn route<B>(&self, packet: &mut Packet<B>) -> Result<Route<'_>, RouteError> {
@@ -198,6 +233,29 @@ impl Direct {
         }
         self.take_time(packet, links, packet.bytes.saturating_add(packet.before.into()));
         end
+    }
+
+    /// The way of a request from one node to another and of its answer by a path, if both are
+    /// remembered and all their links are up and in this shard of the machine. `key` stands for the
+    /// ends.
+    #[inline]
+    pub(crate) fn trip<'a>(
+        &'a self,
+        key: [u64; 2],
+        ends: impl FnOnce() -> (Coords, Coords, Path),
+        ways: &'a mut Ways,
+    ) -> Option<Trip<'a>> {
+        let (id, shape) = (self.fabric.id(), self.fabric.shape());
+        let (ways, open_at) = ways.there_and_back(id, shape, key, ends)?;
+        let now = self.fabric.epoch();
+        if *open_at != now {
+            let is_open = |way: &Known| way.hops().iter().all(|hop| self.fabric.is_open(*hop));
+            if !ways.iter().all(is_open) {
+                return None;
+            }
+            *open_at = now;
+        }
+        Some(Trip { direct: self, ways })
     }
 
     /// The same for a packet whose way is not remembered.

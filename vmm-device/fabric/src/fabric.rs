@@ -1,7 +1,9 @@
 //! The state of a machine's links and crossbars.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU16, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tofu_abi::{Coords, TniId};
@@ -48,6 +50,8 @@ pub struct Fabric {
     nodes: Box<[NodeState]>,
     /// Held while the two ends of a link change together, or all links of a node.
     link_change: Mutex<()>,
+    /// Goes up after each change of a link, so that it can be remembered that links were open.
+    epoch: AtomicU64,
     /// The links themselves, if they are modelled. They then count instead of the nodes.
     modelled: Option<Arc<dyn ModelledLinks>>,
     /// The shard in this process, if the machine is in shards. Of the nodes of other shards, only
@@ -145,8 +149,8 @@ impl Fabric {
     pub fn new(shape: Shape) -> Self {
         let nodes = (0..shape.nodes()).map(|_| NodeState::default()).collect();
         let (id, link_change) = (MachineId::new(), Mutex::new(()));
-        let routers = Arc::new(RouterErrors::new(shape));
-        Self { id, shape, nodes, link_change, modelled: None, own: None, routers }
+        let (routers, epoch) = (Arc::new(RouterErrors::new(shape)), AtomicU64::new(1));
+        Self { id, shape, nodes, link_change, epoch, modelled: None, own: None, routers }
     }
 
     /// Creates the fabric of one shard of a machine and of its links to other shards. Returns
@@ -297,6 +301,7 @@ impl Fabric {
             set_bit(&end.down, bit, down);
             set_bit(&end.special, bit, down || beyond);
         }
+        self.epoch.fetch_add(1, Release);
         Ok(())
     }
 
@@ -416,18 +421,59 @@ impl Fabric {
         port.nullified.fetch_add(tlps.into(), Relaxed);
     }
 
+    /// Returns true if the link of a hop is up and leads to no other shard of the machine.
+    #[inline]
+    pub(crate) fn is_open(&self, hop: Hop) -> bool {
+        self.nodes[hop.from.index()].special.load(Relaxed) & 1 << hop.port.index() == 0
+    }
+
+    /// The number of changes of links so far, and 1. A link that is open after this was read stays
+    /// open until it is another.
+    #[inline]
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Acquire)
+    }
+
+    /// Counts TLPs other than system ones that a TNI of a node sends over these hops.
+    #[inline(always)]
+    pub(crate) fn count_way(
+        &self,
+        (from, tni): (NodeId, TniId),
+        hops: &[Hop],
+        tlps: u32,
+        bytes: u64,
+    ) {
+        let mut tx = self.nodes[from.index()].tx();
+        tx.tnis.bytes[tni.index()].fetch_add(bytes, Relaxed);
+        let mut at = from;
+        for hop in hops {
+            if hop.from != at {
+                (at, tx) = (hop.from, self.nodes[hop.from.index()].tx());
+            }
+            let port = &tx.ports[hop.port.index()];
+            port.tlps.fetch_add(tlps.into(), Relaxed);
+            port.bytes.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Counts TLPs other than system ones that cross the link of a hop.
+    #[inline]
+    pub(crate) fn count_sent(&self, hop: Hop, tlps: u32, bytes: u64) {
+        let port = &self.nodes[hop.from.index()].tx().ports[hop.port.index()];
+        port.tlps.fetch_add(tlps.into(), Relaxed);
+        port.bytes.fetch_add(bytes, Relaxed);
+    }
+
     /// Sends over a hop's link and counts that for both ends. If the link is down, the packet
     /// counts as discarded at the sending port.
     #[inline]
     pub(crate) fn send(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> Passage {
-        let node = &self.nodes[hop.from.index()];
-        if node.special.load(Relaxed) & 1 << hop.port.index() != 0 {
+        if !self.is_open(hop) {
             return self.send_over_special(hop, system, tlps, bytes);
         }
-        let port = &node.tx().ports[hop.port.index()];
-        port.tlps.fetch_add(tlps.into(), Relaxed);
-        port.bytes.fetch_add(bytes, Relaxed);
+        self.count_sent(hop, tlps, bytes);
         if system {
+            let port = &self.nodes[hop.from.index()].tx().ports[hop.port.index()];
             port.system_tlps.fetch_add(tlps.into(), Relaxed);
         }
         Passage::Crossed

@@ -29,7 +29,7 @@ pub mod wire;
 mod wires;
 
 pub use capacity::{axes_of, bisection_links, links_between};
-pub use carrier::{Cables, Carrier, Crossing, Deliver, Direct, Lost, Stray, Timing};
+pub use carrier::{Cables, Carrier, Crossing, Deliver, Direct, Lost, Stray, Timing, Trip};
 pub use counters::{PortCounters, XbCounters, XbCycles};
 pub use ecc::{Content, EccErrors, MemoryErrors};
 pub use equipment::{Equipment, Equipped};

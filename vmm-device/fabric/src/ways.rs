@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use tofu_abi::{Coords, Path};
+
 use crate::routing::{Hop, Route};
-use crate::{NodeId, Packet, Shape, Way};
+use crate::{Class, NodeId, Packet, Shape, Way};
 
 /// Most hops of a way that is remembered.
 const HOPS: usize = 6;
@@ -33,6 +35,18 @@ pub struct Ways {
     machine: u64,
     /// Empty until there is a way to remember.
     places: Vec<Known>,
+    /// Ways with the way back. Empty until there is one to remember.
+    trips: Vec<KnownTrip>,
+}
+
+/// The way of a request and that of its answer, by the key of the first.
+#[derive(Clone, Debug)]
+struct KnownTrip {
+    key: Key,
+    /// When all links of them were open: see [`Fabric::epoch`](crate::Fabric).
+    open_at: u64,
+    /// None if one of them is too long to be remembered, or there is none.
+    ways: Option<[Known; 2]>,
 }
 
 /// A way.
@@ -104,12 +118,58 @@ impl Ways {
         self.places.get(place)
     }
 
+    /// The shortest way of a request and that of its answer, and when all their links were open.
+    /// `None` if one of them would not be remembered. `key` stands for the ends and the path.
+    #[inline]
+    pub(crate) fn there_and_back(
+        &mut self,
+        machine: &MachineId,
+        shape: &Shape,
+        key: [u64; 2],
+        ends: impl FnOnce() -> (Coords, Coords, Path),
+    ) -> Option<(&[Known; 2], &mut u64)> {
+        let key = Key(key);
+        let place = key.place();
+        let known =
+            self.machine == machine.0 && self.trips.get(place).is_some_and(|trip| trip.key == key);
+        if !known {
+            self.learn_trip(machine, shape, key, ends())?;
+        }
+        let trip = self.trips.get_mut(place)?;
+        Some((trip.ways.as_ref()?, &mut trip.open_at))
+    }
+
+    #[cold]
+    fn learn_trip(
+        &mut self,
+        machine: &MachineId,
+        shape: &Shape,
+        key: Key,
+        (from, to, path): (Coords, Coords, Path),
+    ) -> Option<()> {
+        let request = Packet { path, ..Packet::shortest(Class::Request, from, to, ()) };
+        let answer = Packet { path, ..Packet::shortest(Class::Response, to, from, ()) };
+        let there = self.of(machine, shape, &request).cloned();
+        let back = self.of(machine, shape, &answer).cloned();
+        if self.machine != machine.0 {
+            // Neither of them was remembered.
+            return None;
+        }
+        if self.trips.is_empty() {
+            self.trips.resize(PLACES, KnownTrip { key: Key::NONE, open_at: 0, ways: None });
+        }
+        let ways = there.zip(back).map(|(there, back)| [there, back]);
+        *self.trips.get_mut(key.place())? = KnownTrip { key, open_at: 0, ways };
+        Some(())
+    }
+
     #[cold]
     fn learn<B>(&mut self, machine: &MachineId, shape: &Shape, packet: &Packet<B>) -> Option<()> {
         let mut route =
             Route::new(shape, packet.src, packet.dst, packet.path, packet.class).ok()?;
         if self.machine != machine.0 {
             self.places.clear();
+            self.trips.clear();
             self.machine = machine.0;
         }
         if self.places.is_empty() {
@@ -135,10 +195,7 @@ impl Ways {
 
 #[cfg(test)]
 mod tests {
-    use tofu_abi::Coords;
-
     use super::*;
-    use crate::Class;
 
     /// One memory for two machines, each pair of nodes by each class and twice in a row.
     #[test]
@@ -168,6 +225,19 @@ mod tests {
                         assert_eq!(known, hops, "{from} to {to}");
                     }
                 }
+                let key = Key::of(&Packet { class: Class::Request, ..packet.clone() });
+                let ends = || (from, to, packet.path);
+                let both =
+                    ways.there_and_back(id, shape, key.0, ends).map(|(ways, _)| ways.clone());
+                let answer = Packet { path: packet.path, ..Packet::shortest(class, to, from, ()) };
+                let each = [(Class::Request, &packet), (Class::Response, &answer)];
+                let each = each.map(|(class, packet)| {
+                    let packet = Packet { class, ..packet.clone() };
+                    ways.of(id, shape, &packet).map(|way| (way.from(), way.hops().to_vec()))
+                });
+                let both = both.map(|both| both.map(|way| (way.from(), way.hops().to_vec())));
+                let [there, back] = each;
+                assert_eq!(both, there.zip(back).map(|(there, back)| [there, back]));
             }
         }
         assert!(short > 1000, "{short} and {long}");

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use tofu_abi::{Coords, TniId};
+use tofu_abi::{Coords, Path, TniId};
 use tofu_links::ErrorRate;
 
-use crate::carrier::{Cables, Crossing, Lost, Stray};
+use crate::carrier::{Cables, Crossing, Lost, Stray, Trip};
 use crate::equipment::{Equipment, Equipped};
 use crate::modelled::ModelledLinks;
 use crate::shard::ShardId;
@@ -204,6 +204,24 @@ impl<B> Wires<B> {
     #[inline]
     pub fn pass(&self, packet: &mut Packet<B>, ways: &mut Ways) -> Option<Result<NodeId, Lost>> {
         (!self.is_observed()).then(|| self.direct.pass(packet, ways))
+    }
+
+    /// The way of a request from one node to another and of its answer by a path, for a carrier
+    /// that has the request carried out where it is. `None` if something
+    /// [observes](Wires::is_observed) packets or one of their links is not up; the request must
+    /// then be sent. `ways` is the thread's cache of routes. `key` stands for the ends: it is the
+    /// same for the same ends, and only for these.
+    #[inline]
+    pub fn trip<'a>(
+        &'a self,
+        key: [u64; 2],
+        ends: impl FnOnce() -> (Coords, Coords, Path),
+        ways: &'a mut Ways,
+    ) -> Option<Trip<'a>> {
+        if self.is_observed() {
+            return None;
+        }
+        self.direct.trip(key, ends, ways)
     }
 
     /// Returns true if a TNI of a node accepts another request. If not, [`Deliver::room`] is called

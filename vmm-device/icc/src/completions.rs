@@ -11,6 +11,7 @@ use tofu_abi::regs::{CqReg, MRQ_MASK_DISCARD};
 use tofu_inspect::inspect;
 use tofu_rules::{Lane, Point, Rule, Rules};
 
+use crate::away::Away;
 use crate::coalesce::{Held, HeldInterrupt};
 use crate::command::{CommandKind, Message};
 use crate::memory::{DmaMemory, Reach};
@@ -23,6 +24,9 @@ use crate::tlp::{Answer, Tag};
 
 /// Commands of one queue that may be outstanding at a time.
 pub(crate) const WINDOW: usize = 64;
+/// The place of commands that their target carries out in place, in their tags: it is not in the
+/// table.
+pub(crate) const ERRAND: u16 = WINDOW as u16;
 /// Notices of one queue that may wait for local completions, or for room.
 const MAX_DEFERRED: usize = 4096;
 /// Interval at which notices that wait for room are tried again, in nanoseconds.
@@ -138,6 +142,7 @@ pub(crate) struct Writer<'a> {
     /// queue's completions are locked, so that code which turns bus mastering off can wait for that
     /// lock.
     pub(crate) dma: &'a AtomicBool,
+    pub(crate) away: &'a Away,
     /// Interrupt requests to raise when the lock on the queue is released.
     pub(crate) requests: CqsIrqs,
     /// Commands have failed, to be counted then: [`Completions::take_failures`].
@@ -412,6 +417,21 @@ impl Completions {
         self.release_deferred(w);
     }
 
+    /// Ends a command that its target has carried out in place, as [`Completions::finish`] does.
+    #[inline]
+    pub(crate) fn end_errand(&mut self, slot: Slot, message: &Message, w: &mut Writer<'_>) {
+        let generation = self.next_sequence as u32;
+        self.next_sequence += 1;
+        w.away.end();
+        self.complete(slot, Rcode::SUCCESS, message.length, message.header1.interrupt(), w);
+        w.lane.kept(Point::Ended);
+        self.notice(message.last_notice(Rcode::SUCCESS), w);
+        if let Some(watch) = w.trace {
+            watch.ended((ERRAND, generation), Rcode::SUCCESS, Rcode::SUCCESS);
+        }
+        self.release_deferred(w);
+    }
+
     /// Writes the initiator's notices for single TLPs, which the packet-response flag requests: for
     /// all TLPs in the answered range except the last one of the message.
     pub(crate) fn packet_notices(
@@ -438,9 +458,9 @@ impl Completions {
     /// A notice for a command of another queue.
     ///
     /// It must not overtake the completion of a command that may have caused it, so it waits
-    /// for all commands of this queue that are outstanding now.
+    /// for all commands of this queue that are outstanding now, or away.
     pub(crate) fn remote_notice(&mut self, entry: MrqEntry, w: &mut Writer<'_>) {
-        if !self.busy() && self.deferred.is_empty() {
+        if !self.busy() && !w.away.is_one() && self.deferred.is_empty() {
             self.notice(entry, w);
             return;
         }
@@ -453,11 +473,15 @@ impl Completions {
         self.deferred.push_back((self.next_sequence, entry));
     }
 
-    #[inline]
+    #[inline(always)]
     fn release_deferred(&mut self, w: &mut Writer<'_>) {
-        if self.deferred.is_empty() {
-            return;
+        if !self.deferred.is_empty() && !w.away.is_one() {
+            self.release_what_is_due(w);
         }
+    }
+
+    #[cold]
+    fn release_what_is_due(&mut self, w: &mut Writer<'_>) {
         let oldest =
             self.window.iter().flatten().map(|command| command.sequence).min().unwrap_or(u64::MAX);
         while let Some((barrier, entry)) = self.deferred.front().copied()

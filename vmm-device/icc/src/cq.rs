@@ -15,6 +15,7 @@ use tofu_abi::{CqId, TniId};
 use tofu_inspect::inspect;
 use tofu_sync::lock;
 
+use crate::away::Away;
 use crate::command::Message;
 use crate::completions::{Completions, Policy, Slot};
 use crate::handover::Handover;
@@ -130,6 +131,7 @@ pub(crate) struct Cq {
     /// The queue stopped for lack of room for another outstanding command.
     pub(crate) stalled: AtomicBool,
     completions: Mutex<Option<Completions>>,
+    pub(crate) away: Away,
     /// No command is given up before this time, in nanoseconds; `u64::MAX` if none is outstanding.
     /// Changed with `completions` locked.
     patience_ends: AtomicU64,
@@ -170,6 +172,7 @@ impl Cq {
             transmit: Handover::new(None),
             stalled: AtomicBool::new(false),
             completions: Mutex::new(None),
+            away: Away::new(),
             patience_ends: AtomicU64::new(u64::MAX),
             first_sequence: AtomicU64::new(1),
             blank,
@@ -544,7 +547,17 @@ impl Cq {
     }
 
     /// Takes the direct descriptor that waits, if any.
+    #[inline]
     pub(crate) fn take_direct(&self) -> Option<DirectCommand> {
+        if !self.page.is_shared() && !self.direct_waits.load(SeqCst) {
+            return None;
+        }
+        self.take_waiting()
+    }
+
+    /// The same where one may wait.
+    #[inline(never)]
+    fn take_waiting(&self) -> Option<DirectCommand> {
         self.poll_direct();
         if !self.direct_waits.load(SeqCst) {
             return None;

@@ -30,7 +30,7 @@ use crate::observe::tracing::Traced;
 use crate::observe::violations::{self, Violations};
 use crate::page::SharedPages;
 use crate::timing::CommandTiming;
-use crate::tlp::Body;
+use crate::tlp::{Body, Request};
 use crate::tni::Tni;
 use tofu_dma::Plain;
 use tofu_rules::{Device, Point, Rule, Rules};
@@ -89,6 +89,7 @@ impl Config {
 /// | `regfile`, `map` | register reads and writes; registers by name |
 /// | `initiator` | fetching descriptors, sending, answers |
 /// | `target` | requests of other nodes |
+/// | `in_place` | Puts and Gets without packets |
 /// | `packets` | system packets |
 /// | `barrier` | gates and channels |
 /// | `router` | counters and interrupts of links and crossbar |
@@ -358,6 +359,7 @@ impl Icc {
             page: &queue.page,
             now_ns,
             dma: &self.bus_master,
+            away: &queue.away,
             requests: CqsIrqs::NONE,
             failed: false,
             held_until: u64::MAX,
@@ -371,7 +373,10 @@ impl Icc {
         }
         let wanted = self.take_arm(queue, &mut writer);
         drop(locked);
-        self.announce(queue, &writer, wanted);
+        let quiet = writer.requests.is_empty() && wanted == Ok(CqsIrqs::NONE);
+        if !quiet || writer.failed || writer.held_until != u64::MAX {
+            self.announce(queue, &writer, wanted);
+        }
         Some(result)
     }
 
@@ -398,7 +403,7 @@ impl Icc {
 
     /// Carries out what follows from entries that were written, with the completions unlocked.
     /// `asked` are the requests that the driver has asked for in memory.
-    #[inline]
+    #[inline(never)]
     fn announce(&self, queue: &Cq, writer: &Writer<'_>, asked: DmaResult<CqsIrqs>) {
         let &Writer { requests, failed, held_until, .. } = writer;
         if !requests.is_empty() {
@@ -587,13 +592,13 @@ impl Icc {
     /// always does.
     #[inline]
     pub fn deliver_ps(&self, tni: TniId, body: &Body) -> u64 {
+        if let Body::Put { request, .. } = body {
+            return self.deliver_put_ps(tni, request);
+        }
         let timing = self.timing();
         let deliver = timing.deliver(body);
         let answered = matches!(body, Body::PutAck { .. } | Body::ArmwAck { .. });
         let told = match body {
-            Body::Put { request, .. } if request.header2.cache_injection() => {
-                request.header2.remote_notice().then_some(request.remote.cqid())
-            }
             Body::Armw { request, .. } => {
                 request.header2.remote_notice().then_some(request.remote.cqid())
             }
@@ -606,6 +611,16 @@ impl Icc {
             !queue.has_cached_notices() || (answered && !queue.has_cached_completions())
         });
         deliver + if in_memory { timing.memory_ps } else { 0 }
+    }
+
+    /// The same of the data of a Put.
+    #[inline(always)]
+    pub(crate) fn deliver_put_ps(&self, tni: TniId, request: &Request) -> u64 {
+        let (timing, header2) = (self.timing(), request.header2);
+        let told = header2.cache_injection() && header2.remote_notice() && timing.cache_injection;
+        let told = if told { CqId::new(request.remote.cqid()) } else { None };
+        let in_memory = told.is_some_and(|cq| !self.queue(tni, cq).has_cached_notices());
+        timing.deliver_put(request) + if in_memory { timing.memory_ps } else { 0 }
     }
 
     /// Modelled time from the doorbell to the first TLP of a command.

@@ -50,6 +50,12 @@ impl Ecc {
         }
     }
 
+    /// Returns true if no use of any memory finds an error at present.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        !self.waits.load(Relaxed)
+    }
+
     /// The memory is used. Returns true if its content is lost.
     #[inline]
     pub(crate) fn is_lost(&self, place: EccPlace) -> bool {

@@ -3,6 +3,7 @@
 use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_fabric::{Packet, Port, PortCounters, XbCounters};
 
+use crate::errand::{Ended, Errand};
 use crate::observe::trace_events::{Event, Subject};
 use crate::tlp::Body;
 
@@ -80,6 +81,20 @@ pub trait Net {
     /// Sends a packet from its source node. A carrier may deliver it, and the answer to it, before
     /// this returns, so the caller holds no lock that [`Icc::arrive`](crate::Icc::arrive) takes.
     fn inject(&mut self, packet: Packet<Body>);
+
+    /// Returns true if [`Net::run_errand`] carries out errands at present.
+    fn runs_errands(&self) -> bool {
+        false
+    }
+
+    /// Has the target of an errand carry it out in place ([`Icc::take_errand`]), and counts its
+    /// packets. Returns `None` if that is not possible; nothing has happened then.
+    ///
+    /// [`Icc::take_errand`]: crate::Icc::take_errand
+    fn run_errand(&mut self, errand: &Errand<'_>) -> Option<Ended> {
+        let _ = errand;
+        None
+    }
 
     /// Handles arrivals that are due before more is sent.
     ///

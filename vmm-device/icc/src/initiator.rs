@@ -84,6 +84,7 @@ impl Icc {
 
     fn turn(&self, queue: &Cq, transmit: &mut Transmit, net: &mut dyn Net) -> bool {
         transmit.narrow = net.can_be_full();
+        transmit.errands = net.runs_errands();
         let mut left = TURN_STEPS;
         while left > 0 {
             left -= 1;
@@ -247,11 +248,16 @@ impl Icc {
         let now = net.now_ns();
         let end = match command::parse(descriptor, queue.id, queue.mode(), self.description()) {
             Ok(Action::Transfer(message)) => {
+                if transmit.errands && self.run_errand(queue, slot, &message, now, net) {
+                    // It took no place in the table.
+                    transmit.room += 1;
+                    return Step::Sent(message.length);
+                }
                 let Some(tag) = self.begin(queue, slot, &message, now) else { return Step::Idle };
                 return self.send_burst(queue, transmit, &mut Active::new(tag, message), net);
             }
             Ok(Action::PutPiggyback(message, first)) => {
-                return self.put_piggyback(queue, slot, message, first, net);
+                return self.put_piggyback(queue, transmit, (slot, message, first), net);
             }
             Ok(Action::Armw(message, op, operand)) => {
                 return self.start_armw(queue, slot, message, (op, operand), net);
@@ -329,15 +335,10 @@ impl Icc {
     fn put_piggyback(
         &self,
         queue: &Cq,
-        slot: Slot,
-        message: Message,
-        first: u64,
+        transmit: &mut Transmit,
+        (slot, message, first): (Slot, Message, u64),
         net: &mut dyn Net,
     ) -> Step {
-        let Some(tag) = self.begin(queue, slot, &message, net.now_ns()) else {
-            return Step::Idle;
-        };
-        let mut active = Active::new(tag, message);
         let length = message.length;
         let mut data = [0; PIGGYBACK_BUFFER_MAX];
         for (bytes, word) in
@@ -345,7 +346,16 @@ impl Icc {
         {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        data[length as usize..].fill(0);
+        let (taken, rest) = data.split_at_mut(length as usize);
+        rest.fill(0);
+        if transmit.errands && self.run_errand_with(queue, slot, &message, taken, net) {
+            transmit.room += 1;
+            return Step::Sent(length);
+        }
+        let Some(tag) = self.begin(queue, slot, &message, net.now_ns()) else {
+            return Step::Idle;
+        };
+        let mut active = Active::new(tag, message);
         queue.page.add(CqReg::TxPayloadByte, length.into());
         let payload = Payload::Inline { data, len: length as u8 };
         let model_ps = self.issue_ps(active.message.header1, Some(queue.id), false);

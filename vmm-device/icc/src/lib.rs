@@ -26,8 +26,8 @@
 //!   be checked at this end is checked first (command, target TNI, subnet, mtu, length, operator).
 //!   A command that fails ends at once with a TCQ entry.
 //! - Every command except NOP and WRITE_PIGGYBACK_BUFFER takes a place in the *outstanding window*,
-//!   which has 64 places per queue. When all are taken the queue stalls, and the next completion
-//!   rings its doorbell.
+//!   which has 64 places per queue, unless its target carries it out in place (`in_place.rs`). When
+//!   all are taken the queue stalls, and the next completion rings its doorbell.
 //! - A message goes in bursts of up to 256 KiB of whole TLPs; with packet responses, 256 TLPs at
 //!   most. The next burst is sent only if no answer has reported an error so far. What is not sent
 //!   because of an error counts as answered.
@@ -81,8 +81,9 @@
 //! Suppose node A puts to B, and B sees the notice and puts to A. A must not see B's notice before
 //! its own completion, although B's Put may arrive before the answer to A's by another route. So a
 //! notice for another node's command waits until all own commands that were outstanding when it
-//! came are complete. Up to 4096 notices wait; each further one releases the oldest, so they stay
-//! in order.
+//! came are complete. A command that its target carries out in place is not outstanding, but away
+//! (`Away`), and such a notice waits for it as well. Up to 4096 notices wait; each further one
+//! releases the oldest, so they stay in order.
 //!
 //! Within a queue the order of writes is: data; TCQ entry; notices; requests in IRR, or the check
 //! of the word by which the driver asks for interrupts; MSI-X message. The check follows a
@@ -99,6 +100,7 @@
 //! MRQ_FULL_POINTER out of a shared page, and treats each as a guest's input.
 #![forbid(unsafe_code)]
 
+mod away;
 mod barrier;
 mod coalesce;
 mod command;
@@ -108,9 +110,11 @@ mod device;
 pub mod device_faults;
 mod disturb;
 mod ecc;
+mod errand;
 mod fault;
 mod handover;
 mod host;
+mod in_place;
 mod initiator;
 mod irq;
 mod map;
@@ -134,6 +138,7 @@ mod wire;
 pub use crate::barrier::gates::BarrierTime;
 pub use crate::device::{Config, Icc};
 pub use crate::ecc::EccPlace;
+pub use crate::errand::{Ended, Errand, Served};
 pub use crate::host::{Host, Net};
 pub use crate::map::{RegisterNow, Unit};
 pub use crate::memory::{Access, DmaError, DmaMemory, DmaResult, Mapped, Segment, Segments, Visit};

@@ -149,6 +149,7 @@ impl Page {
 
     /// Adds to a counter. Only for counters with one writer at a time: a guest that overwrites a
     /// shared page changes only values that it reads itself.
+    #[inline(always)]
     pub(crate) fn add(&self, reg: CqReg, n: u64) {
         self.reg(reg).fetch_add(n, Ordering::Relaxed);
     }

@@ -16,6 +16,9 @@ use crate::page::DIRECT;
 use tofu_dma::{RegisterWrite, aligned};
 use tofu_rules::{Point, Rule};
 
+/// The value that rings a doorbell.
+const DOORBELL: [u8; 8] = 1u64.to_le_bytes();
+
 impl Icc {
     /// A read of `data.len()` bytes at `offset` of BAR0.
     ///
@@ -45,6 +48,21 @@ impl Icc {
     /// As for reads, 4 and 8 bytes are defined. The direct descriptor register also takes 16, 32
     /// and 64 bytes at a multiple of 8.
     pub fn bar_write(&self, offset: u64, data: &[u8]) {
+        if let Some((tni, cq)) = Register::doorbell(offset)
+            && data == DOORBELL
+            && self.description().has_tni(tni)
+            && self.description().has_cq(cq)
+            && self.queue(tni, cq).enabled()
+        {
+            self.rules.lane(tni.index()).kept(Point::Doorbell);
+            self.host().doorbell(tni, cq.into());
+            return;
+        }
+        self.write_any(offset, data);
+    }
+
+    /// [`Icc::bar_write`] of any register.
+    fn write_any(&self, offset: u64, data: &[u8]) {
         if matches!(data.len(), 16 | 32 | 64) && offset.is_multiple_of(8) {
             let end = offset.saturating_add(data.len() as u64 - 8);
             let direct = |at| match self.decode(at) {
@@ -53,7 +71,7 @@ impl Icc {
             };
             if direct(offset) && direct(end) {
                 for (i, word) in data.chunks_exact(8).enumerate() {
-                    self.bar_write(offset + 8 * i as u64, word);
+                    self.write_any(offset + 8 * i as u64, word);
                 }
                 return;
             }

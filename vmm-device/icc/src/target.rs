@@ -16,31 +16,9 @@ use crate::host::Net;
 use crate::memory::{Access, DmaMemory, Segments, read_segments};
 use crate::notice::{Notice, Peer};
 use crate::observe::explain;
-use crate::tlp::{Answer, Body, Payload, Request, burst_size, full_tlp, wire_bytes};
+use crate::tlp::{Answer, Body, Payload, Request, Size};
 use crate::translate::{InForce, Use};
 use tofu_rules::Point;
-
-/// The size of an answer on the wire.
-struct Size {
-    tlps: u32,
-    bytes: u64,
-    /// Of each TLP but the last.
-    tlp_bytes: u32,
-}
-
-impl Size {
-    /// Bytes of the answer to a Put of that many TLPs, each of which is answered separately.
-    fn of_put_ack(tlps: u32) -> Self {
-        let each = wire_bytes(0);
-        Self { tlps, bytes: each * u64::from(tlps), tlp_bytes: each as u32 }
-    }
-
-    /// Of data.
-    fn of_data(length: u32, mtu: u32, padding: bool) -> Self {
-        let (tlps, bytes) = burst_size(length, mtu, padding);
-        Self { tlps, bytes, tlp_bytes: full_tlp(mtu, padding) }
-    }
-}
 
 /// A request that has arrived.
 #[derive(Clone, Copy)]
@@ -55,7 +33,7 @@ pub(crate) struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    fn answer(&self, done: u32, rcode: Rcode) -> Answer {
+    pub(crate) fn answer(&self, done: u32, rcode: Rcode) -> Answer {
         let Request { tag, position, length, .. } = *self.request;
         Answer { tag, position, length, done, rcode, request_ps: self.model_ps }
     }
@@ -88,7 +66,7 @@ impl Icc {
         let from = Peer { node: src, tni: src_tni };
         let model_ps = model_ps.saturating_add(self.deliver_ps(tni, body));
         let incoming = |request| Incoming { tni, from, path, request, model_ps, now_ns };
-        let since = self.came(body);
+        let since = self.came(body.requested());
         match body {
             Body::Put { request, payload } => {
                 let incoming = incoming(request);
@@ -184,20 +162,23 @@ impl Icc {
 
     /// The queue that a request is for, if it may take it, with its tables in use.
     #[inline]
-    fn admit(&self, incoming: &Incoming<'_>) -> Result<(&Cq, Use<'_>), Rcode> {
+    pub(crate) fn admit(&self, incoming: &Incoming<'_>) -> Result<(&Cq, Use<'_>), Rcode> {
         let request = incoming.request;
         if !request.is_legal() {
             return Err(Rcode::ILLEGAL_TLP);
         }
-        if !self.dma_enabled() {
-            return Err(Rcode::TARGET_DMA_OFF);
-        }
-        if !self.tni(incoming.tni).enabled() {
-            return Err(Rcode::TNI_DISABLED);
-        }
+        let on = || match (self.dma_enabled(), self.tni(incoming.tni).enabled()) {
+            (false, _) => Err(Rcode::TARGET_DMA_OFF),
+            (_, false) => Err(Rcode::TNI_DISABLED),
+            _ => Ok(()),
+        };
         let cq = CqId::new(request.remote.cqid()).filter(|cq| self.description().has_cq(*cq));
-        let cq = cq.ok_or(Rcode::NO_SUCH_CQ)?;
+        let Some(cq) = cq else { return Err(on().err().unwrap_or(Rcode::NO_SUCH_CQ)) };
         let queue = self.queue(incoming.tni, cq);
+        // Disabling the queue, or turning bus mastering off, waits for the use of the tables, so it
+        // begins before both are checked.
+        let tables = queue.tables.enter();
+        on()?;
         if !queue.enabled() {
             return Err(Rcode::CQ_DISABLED);
         }
@@ -210,15 +191,6 @@ impl Icc {
         }
         // An uncorrectable error there fails the node.
         let _ = self.ecc.is_lost(EccPlace::Tables);
-        let tables = queue.tables.enter();
-        // Only now is it certain that disabling the queue, or turning bus mastering off, waits for
-        // this access. So both are checked once more.
-        if !queue.enabled() {
-            return Err(Rcode::CQ_DISABLED);
-        }
-        if !self.dma_enabled() {
-            return Err(Rcode::TARGET_DMA_OFF);
-        }
         Ok((queue, tables))
     }
 
@@ -352,7 +324,7 @@ impl Icc {
     }
 
     /// Lets a queue in session mode take more descriptors, as a message that has arrived says.
-    fn advance_session(&self, queue: &Cq, request: &Request) {
+    pub(crate) fn advance_session(&self, queue: &Cq, request: &Request) {
         if queue.advance_session(request.sps) {
             self.host().doorbell(queue.tni, queue.id.into());
         }
@@ -442,7 +414,7 @@ impl Icc {
 
     /// Notices at the target for the `done` bytes of a burst: one for every TLP if the command
     /// requests packet responses, otherwise only when the message ends here.
-    fn halfway_notices(
+    pub(crate) fn halfway_notices(
         &self,
         queue: &Cq,
         incoming: &Incoming<'_>,

@@ -9,7 +9,7 @@ use tofu_abi::CqId;
 use tofu_abi::desc::{Header1, source_type};
 use tofu_abi::generation::{Description, Generation};
 
-use crate::tlp::{Body, Payload};
+use crate::tlp::{Body, Payload, Request};
 
 /// Costs of a generation's commands at the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,9 +123,7 @@ impl CommandTiming {
     /// answer it.
     pub const fn deliver(&self, body: &Body) -> u64 {
         let (injected, far) = match body {
-            Body::Put { request, .. } => {
-                (request.header2.cache_injection(), self.far(request.remote.cqid()))
-            }
+            Body::Put { request, .. } => return self.deliver_put(request),
             // Requests and acknowledgements carry no data, and signals stay in the interface.
             Body::Get { .. } | Body::Signal(_) => return 0,
             Body::Armw { request, .. } => (true, self.far(request.remote.cqid())),
@@ -137,6 +135,14 @@ impl CommandTiming {
         };
         let memory = if injected || !self.cache_injection { 0 } else { self.memory_ps };
         self.deliver_ps + far + memory
+    }
+
+    /// The same for the data of a Put.
+    #[inline]
+    pub(crate) const fn deliver_put(&self, request: &Request) -> u64 {
+        let injected = request.header2.cache_injection();
+        let memory = if injected || !self.cache_injection { 0 } else { self.memory_ps };
+        self.deliver_ps + self.far(request.remote.cqid()) + memory
     }
 
     /// The time from the end of a request to the first TLP of its answer, which is data that is

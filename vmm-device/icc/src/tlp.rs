@@ -37,7 +37,7 @@ pub const fn wire_bytes(payload: u32) -> u64 {
 /// Returns the number of TLPs of a burst of `length` bytes, and their bytes on the wire.
 ///
 /// A message without data takes one TLP. `mtu` must not be 0.
-#[inline]
+#[inline(always)]
 pub const fn burst_size(length: u32, mtu: u32, padding: bool) -> (u32, u64) {
     if length <= mtu {
         return (1, wire_bytes(padded(length, padding)));
@@ -67,6 +67,29 @@ const fn padded(payload: u32, padding: bool) -> u32 {
     }
     let lines = payload.next_multiple_of(256);
     if lines > max { max } else { lines }
+}
+
+/// The size of a packet on the wire.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) tlps: u32,
+    pub(crate) bytes: u64,
+    /// Of each TLP but the last.
+    pub(crate) tlp_bytes: u32,
+}
+
+impl Size {
+    /// Bytes of the answer to a Put of that many TLPs, each of which is answered separately.
+    pub(crate) fn of_put_ack(tlps: u32) -> Self {
+        let each = wire_bytes(0);
+        Self { tlps, bytes: each * u64::from(tlps), tlp_bytes: each as u32 }
+    }
+
+    /// Of data.
+    pub(crate) fn of_data(length: u32, mtu: u32, padding: bool) -> Self {
+        let (tlps, bytes) = burst_size(length, mtu, padding);
+        Self { tlps, bytes, tlp_bytes: full_tlp(mtu, padding) }
+    }
 }
 
 /// The queue and command that a TLP belongs to; answers return it.

@@ -56,6 +56,8 @@ pub(crate) struct Transmit {
     pub(crate) second: Option<Descriptor>,
     /// The network could be full when the turn began.
     pub(crate) narrow: bool,
+    /// The network carried out errands when the turn began.
+    pub(crate) errands: bool,
     /// It stopped for lack of room in the network, and has sent nothing since.
     pub(crate) waited: bool,
     /// Commands that the queue's table certainly has room for. Only the thread that runs the queue
@@ -69,13 +71,23 @@ inspect!(Transmit {
     active,
     second as Maybe,
     narrow as skip,
+    errands as skip,
     waited,
     room as skip,
 });
 
 impl Transmit {
     pub(crate) const fn new(toq: u64, ring: RingIndex) -> Self {
-        Self { toq, ring, active: None, second: None, narrow: true, waited: false, room: 0 }
+        Self {
+            toq,
+            ring,
+            active: None,
+            second: None,
+            narrow: true,
+            errands: false,
+            waited: false,
+            room: 0,
+        }
     }
 
     pub(crate) fn slot(&self) -> Slot {

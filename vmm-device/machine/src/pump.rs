@@ -9,7 +9,7 @@ use tofu_fabric::{
     Carrier, Deliver, DiscardReason, Fabric, Lost, NodeId, Packet, Port, Progress, Ps, ShardId,
     Ways,
 };
-use tofu_icc::{Body, Icc, Net, discard_rcode};
+use tofu_icc::{Body, Ended, Errand, Icc, Net, discard_rcode};
 
 use crate::cables::{Incoming, Refused};
 use crate::config::MachineConfig;
@@ -192,6 +192,7 @@ impl Parent for Shared<Icc> {
 }
 
 impl Drop for Pump<'_> {
+    #[inline]
     fn drop(&mut self) {
         let Some(mut arrivals) = self.arrivals.take() else { return };
         if arrivals.waiting.capacity() | arrivals.next.capacity() != 0 {
@@ -257,6 +258,19 @@ impl Net for Pump<'_> {
             Some(end) => self.wait(end, packet),
             None => self.inject_observed(packet),
         }
+    }
+
+    fn runs_errands(&self) -> bool {
+        !self.shared.wires.is_observed()
+    }
+
+    #[inline]
+    fn run_errand(&mut self, errand: &Errand<'_>) -> Option<Ended> {
+        let (shared, now_ns) = (self.shared, self.now_ns);
+        let trip = shared.wires.trip(errand.key(), || errand.ends(), &mut self.arrivals().ways)?;
+        let target = shared.node(trip.target())?;
+        let served = target.icc().take_errand(errand, now_ns)?;
+        Some(served.over(trip.there(errand.there()), trip.back(errand.back())))
     }
 
     fn progress(&mut self) {

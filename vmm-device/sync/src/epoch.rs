@@ -43,6 +43,7 @@ impl Epochs {
     }
 
     /// Begins a use, which [`Epochs::leave`] ends, and returns its generation.
+    #[inline]
     pub fn enter(&self) -> u64 {
         loop {
             let generation = self.generation.load(SeqCst);

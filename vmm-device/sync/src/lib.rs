@@ -9,6 +9,7 @@
 //!
 //! - `IrqUnit` of `icc`: a request that comes while it is unmasked is announced; a thread that
 //!   waits for the end of a barrier's round wakes up.
+//! - `Away` of `icc`: a notice that a command has caused does not overtake its completion.
 //! - `Handover` of `icc`: a doorbell during another thread's turn, or while the queue is being
 //!   enabled, is not lost.
 //! - `Waiting` of `icc`: a queue that finds no room in the network sees it later or is rung for it.

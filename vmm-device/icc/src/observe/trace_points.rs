@@ -11,7 +11,7 @@ use crate::device::Icc;
 use crate::notice::Peer;
 use crate::observe::trace_events::{Event, Subject};
 use crate::target::Incoming;
-use crate::tlp::{Answer, Body, Tag};
+use crate::tlp::{Answer, Tag};
 
 /// Requests of at least this many bytes read the clock at their begin, too. Serving shorter ones
 /// takes little longer than reading the clock (ours).
@@ -48,8 +48,8 @@ impl Icc {
 
     /// The arrival time of a request of this length, if commands are traced.
     #[inline]
-    pub(crate) fn came(&self, body: &Body) -> u64 {
-        if self.traced.is_on() && body.requested() >= LONG { self.host().stamp() } else { 0 }
+    pub(crate) fn came(&self, length: u32) -> u64 {
+        if self.traced.is_on() && length >= LONG { self.host().stamp() } else { 0 }
     }
 
     #[inline]
