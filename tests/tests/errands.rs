@@ -64,7 +64,7 @@ impl End {
         Self { cq, stag: stag.expect("memory").at(0), buffer }
     }
 
-    /// What the end has of the commands, and its node.
+    /// The results that the end has, and the counts of its node.
     fn left(&mut self, machine: &Machine, at: Coords) -> Left {
         let node = machine.node(at).expect("it was added");
         let read = |register: Register| {

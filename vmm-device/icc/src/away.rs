@@ -1,4 +1,4 @@
-//! Whether a queue's command is away at its target without a place among outstanding commands.
+//! A mark of a command that is at its target without a place among outstanding commands.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 

@@ -1,4 +1,4 @@
-//! What a Put or Get that its target carries out in place consists of.
+//! The parts of a Put or Get that its target carries out in place.
 
 use std::fmt;
 

@@ -3,7 +3,7 @@
 //! Where nothing observes the network, a packet is with its target as soon as it is sent, and so is
 //! the answer. A Put or Get of one burst then needs neither packets nor a place among the
 //! outstanding commands: the network calls the target with the initiator's memory. Checks, counts,
-//! modelled times and the order of completions are those of packets. Whatever is out of the
+//! modelled times, traces and the order of completions are those of packets. Anything out of the
 //! ordinary at either end (a fault of an address, pages that are not in one piece, an injected
 //! error) is found before anything has been done, and the command is sent after all.
 

@@ -73,7 +73,7 @@ impl Mapping {
 pub(crate) struct Mappings {
     /// There is none until something is remembered.
     places: OnceLock<Box<[Place; PLACES]>>,
-    /// Held by who writes.
+    /// Held while a place is written.
     writer: Mutex<()>,
 }
 
@@ -111,7 +111,7 @@ impl Place {
     fn set(&self, words: [u64; WORDS]) {
         let version = self.version.load(Relaxed);
         self.version.store(version.wrapping_add(1), Relaxed);
-        // Who reads one of these words also reads that they change.
+        // A thread that reads one of these words also reads that they change.
         fence(Release);
         for (word, value) in self.words.iter().zip(words) {
             word.store(value, Relaxed);
@@ -140,7 +140,7 @@ impl Mappings {
         places[mapping.stag as usize % PLACES].set(mapping.words());
     }
 
-    /// What is in each place.
+    /// The mapping in each place.
     pub(crate) fn all(&self) -> Vec<Option<Mapping>> {
         let Some(places) = self.places.get() else { return Vec::new() };
         let _writer = lock(&self.writer);
