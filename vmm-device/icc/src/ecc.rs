@@ -53,7 +53,7 @@ impl Ecc {
     /// Returns true if no use of any memory finds an error at present.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        !self.waits.load(Relaxed)
+        !(self.tables.waits() || self.buffers.waits() || self.router.waits())
     }
 
     /// The memory is used. Returns true if its content is lost.
