@@ -74,7 +74,7 @@ fn ring(links: Links) -> (Cluster, Endpoint, Endpoint) {
     (cluster, a, d)
 }
 
-/// What the register of a port says.
+/// The value of a port's register.
 fn at_port(cluster: &Cluster, rank: u32, port: Port, reg: PortReg) -> u64 {
     cluster.device(rank).read(Register::Port { port, reg })
 }

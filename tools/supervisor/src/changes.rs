@@ -120,7 +120,8 @@ fn set_routers(fabric: &Fabric, nodes: &[u32], up: bool) -> anyhow::Result<Vec<C
     Ok(changed)
 }
 
-/// Sets the errors of the link at a port of a node, or removes them. Those of Tofu must be modelled.
+/// Sets the errors of the link at a port of a node, or removes them. Links of Tofu must be
+/// modelled.
 fn set_link_errors(
     network: &dyn AnyNetwork,
     node: NodeId,

@@ -1,11 +1,11 @@
-//! Wrong bits that error-correcting codes find: in a device's memory, and in packets that go through
-//! a router.
+//! Wrong bits that error-correcting codes find: in a device's memory, and in packets that go
+//! through a router.
 //!
 //! All SRAM of the controller and all its data paths are protected by such codes (*Tofu:
-//! Interconnect for the K computer*, Fujitsu). A router sends a packet on before it is complete, and
-//! marks it as bad if it finds an error too late (IEEE Micro 2012). The register map has counters of
-//! corrected errors and of packets that are marked as bad. *Ours*: which packet is hit, and that a
-//! packet with an error that cannot be corrected stays marked up to its target.
+//! Interconnect for the K computer*, Fujitsu). A router sends a packet on before it is complete,
+//! and marks it as bad if it finds an error too late (IEEE Micro 2012). The register map has
+//! counters of corrected errors and of packets that are marked as bad. *Ours*: which packet is hit,
+//! and that a packet with an error that cannot be corrected stays marked up to its target.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -107,7 +107,7 @@ impl MemoryErrors {
     }
 }
 
-/// What routers find in packets that they send on.
+/// The errors that routers find in packets that they send on.
 #[derive(Debug)]
 pub(crate) struct RouterErrors {
     shape: Shape,
@@ -205,7 +205,7 @@ impl RouterErrors {
         rest.find(|first| first.from == by).is_none_or(is_it) || rest.any(is_it)
     }
 
-    /// Adds what was found at a port of a node, and at the other end of its link.
+    /// Adds the number of those found at a port of a node, and at the other end of its link.
     pub(crate) fn add_to(&self, counters: &mut PortCounters, node: NodeId, port: Port) {
         let found = lock(&self.found);
         if found.ports.is_empty() {

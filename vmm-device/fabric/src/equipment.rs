@@ -1,5 +1,5 @@
-//! Hooks on the packet path besides links: a tap, faults, wrong bits in routers, and cables to other
-//! shards.
+//! Hooks on the packet path besides links: a tap, faults, wrong bits of links and routers, and
+//! cables to other shards.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -27,7 +27,7 @@ pub enum ErrorsRefused {
     /// Direct links have no bits that could be wrong.
     #[error("the machine's links are direct; errors need links = \"modelled\"")]
     Direct,
-    /// The devices correct the errors of these links, which have no data link layer of their own.
+    /// The devices correct the errors of these links, without a data link layer below them.
     #[error("links of TNW have bit errors only")]
     BitsOnly,
     /// There is no such link or lane.
@@ -190,7 +190,7 @@ impl Fabric {
         self.modelled.as_ref().map(|links| links.now())
     }
 
-    /// What its routers find in packets.
+    /// The errors that its routers find in packets.
     pub(crate) const fn routers(&self) -> &Arc<RouterErrors> {
         &self.routers
     }

@@ -2,8 +2,8 @@
 //!
 //! All SRAM of the controller and all its data paths are protected by such codes (*Tofu:
 //! Interconnect for the K computer*, Fujitsu). These facts are public: the interrupt request
-//! TOQ_MARKED_UE of a queue whose descriptor is damaged, the counters of packets that were marked as
-//! bad in transit, and those of errors that a port's memory has corrected. *Ours*: where errors
+//! TOQ_MARKED_UE of a queue whose descriptor is damaged, the counters of packets that were marked
+//! as bad in transit, and those of errors that a port's memory has corrected. *Ours*: where errors
 //! occur, which can be injected, and how others are counted.
 
 use std::sync::Arc;

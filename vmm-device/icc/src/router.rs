@@ -27,7 +27,8 @@ impl Icc {
         let unit = self.tni(tni);
         unit.count_received(packet.tlps, packet.bytes);
         if packet.bad.is_some() || self.ecc.is_lost(EccPlace::Router) {
-            // It was marked as bad on its way, or is now. The initiator that waits for its answer has a timeout.
+            // It was marked as bad on its way, or is now. The initiator that waits for its answer
+            // has a timeout.
             unit.add(TniReg::NumReceiveNullifiedTlp, packet.tlps.into());
             return;
         }

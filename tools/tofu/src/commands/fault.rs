@@ -74,8 +74,8 @@ pub(crate) enum FaultCommand {
     /// Correctable errors are counted and do no harm. Fatal ones cannot be corrected: in buffers
     /// the next queue that fetches a descriptor stops with TOQ_MARKED_UE; in the router the next
     /// packet that goes through it is marked as bad and dropped by its target, so that the sender's
-    /// command times out; in tables the node goes down, as by `tofu node down`. `tofu stats NODE` counts what was
-    /// found.
+    /// command times out; in tables the node goes down, as by `tofu node down`. `tofu stats NODE`
+    /// counts what was found.
     Ecc {
         /// Node: an index, coordinates X,Y,Z,A,B,C or a name, with MACHINE/ in front if several
         /// machines run
