@@ -14,6 +14,20 @@ fn of_links(stats: &Value, node: usize, name: &str) -> u64 {
     links.iter().map(|link| link[name].as_u64().unwrap_or_else(|| panic!("{link}"))).sum()
 }
 
+/// Wrong bits of a link are found by the CRC. Its device has no other codes.
+fn wrong_bits(place: &Place, found: impl Fn() -> u64) {
+    let errors = |more: &[&str]| place.run(&[&["link", "errors", "0", "X+"], more].concat());
+    let before = found();
+    errors(&["--ber", "1e-4"]).ok();
+    wait_for("wrong check sequences", || found() > before);
+    errors(&[]).ok();
+    for more in [["--dead", "0"], ["--dllp-loss", "0.1"]] {
+        assert!(errors(&more).error().contains("links of TNW have bit errors only"));
+    }
+    let ecc = place.run(&["fault", "ecc", "0", "--where", "router", "--fatal"]).error();
+    assert!(ecc.contains("no error-correcting codes"), "{ecc}");
+}
+
 #[test]
 fn tnw_machine_is_seen_from_outside() {
     let place = Place::new();
@@ -47,6 +61,7 @@ fn tnw_machine_is_seen_from_outside() {
     let shown = place.run(&["fault", "show"]).ok();
     assert!(shown.contains("loss=20%"), "{shown}");
     place.run(&["fault", "off"]).ok();
+    wrong_bits(&place, || of_links(&stats(), 1, "CRC_ERRORS"));
 
     // A link that is down is silent; messages wait for it.
     place.run(&["link", "down", "0", "X+"]).ok();
