@@ -93,7 +93,7 @@ fn in_modelled_time(place: &Place) {
     place.run(&["down"]).ok();
 }
 
-/// What users of Fugaku have measured there between neighbours, in microseconds or GB/s: published
+/// Times between neighbours that users of Fugaku have measured, in microseconds or GB/s: published
 /// by lighttransport/gemm, `a64fx/utofu-tests/summary.md`, findings 5 and 17.
 const MEASURED: [(&str, f64); 12] = [
     ("put 1", 0.98),

@@ -104,7 +104,7 @@ impl Wanted {
         as_machine(self.nodes()?)
     }
 
-    /// Returns whether the job is as large as a unit of Tofu, and asks for no torus of its own.
+    /// Returns whether the job is as large as a unit of Tofu, and asks for no torus.
     pub(crate) fn is_unit(self) -> anyhow::Result<bool> {
         let unit = self.map.is_none() && self.interconnect.tofu().is_some();
         Ok(unit && self.nodes()?.nodes() == Shape::UNIT.nodes())
