@@ -32,14 +32,13 @@
 //! `-E`. Of variants that differ only in `-v`, `-U` or threading, not all were run, nor
 //! `fi_ubertest`:
 //!
-//! - functional, RDM: `fi_multi_mr` failed (counters of single regions). Not applicable:
-//!   `fi_cm_data`, `fi_rdm_rma_trigger`, `fi_scalable_ep`, `fi_rdm_shared_av`, `-e msg`, `-e
-//!   dgram`.
+//! - functional, RDM: all passed. Not applicable: `fi_cm_data`, `fi_rdm_rma_trigger`,
+//!   `fi_scalable_ep`, `fi_rdm_shared_av`, `-e msg`, `-e dgram`.
 //! - short, RDM: `fi_rdm_pingpong` also with `-c fd` and `-c sread`. Not applicable: `-e msg`, `-e
 //!   dgram`.
-//! - unit: `fi_dom_test`, `fi_cq_test`, `fi_mr_test`, `fi_cntr_test` and `fi_setopt_test` passed.
-//!   `fi_eq_test` failed (event queues are always empty), and `fi_getinfo_test` (no address before
-//!   there is an endpoint). `fi_av_test` (names and services) is not applicable.
+//! - unit: `fi_dom_test`, `fi_cq_test`, `fi_eq_test`, `fi_mr_test`, `fi_cntr_test` and
+//!   `fi_setopt_test` passed. `fi_getinfo_test` failed (no address before there is an endpoint).
+//!   `fi_av_test` (names and services) is not applicable.
 #![deny(unsafe_code)]
 
 pub mod core;

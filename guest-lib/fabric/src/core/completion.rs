@@ -41,6 +41,8 @@ pub struct Completion {
     pub tag: u64,
     /// Data that came with the message.
     pub data: Option<u64>,
+    /// The key of the region here that a peer has used.
+    pub key: Option<u64>,
     /// The sender.
     pub source: Option<Address>,
     /// The memory for several messages will take no more.
@@ -62,6 +64,7 @@ impl Completion {
             buffer: 0,
             tag: 0,
             data: None,
+            key: None,
             source: None,
             released: false,
             wanted: true,

@@ -13,6 +13,8 @@ pub(super) enum Target<M> {
     Region {
         /// The part of it.
         memory: M,
+        /// Its key.
+        key: u64,
         /// The data.
         data: Option<u64>,
         /// Held as long as this.

@@ -137,16 +137,16 @@ impl<T: Transport> Endpoint<T> {
             Action::Read(mut memory) => {
                 let (region, _lease) = self.region(key, place, memory.len(), READS)?;
                 copy(&region, &mut memory);
-                self.served(source, false, memory.len(), None);
+                self.served(source, key, false, memory.len(), None);
             }
             Action::Write(memory, data) => {
                 let (mut region, _lease) = self.region(key, place, memory.len(), WRITES)?;
                 copy(&memory, &mut region);
-                self.served(source, true, memory.len(), data);
+                self.served(source, key, true, memory.len(), data);
             }
             Action::Atomic(atomic, operands, result) => {
                 let old = self.change(key, place, atomic, &operands)?;
-                self.served(source, atomic.access().write, old.len(), None);
+                self.served(source, key, atomic.access().write, old.len(), None);
                 if let Some(mut memory) = result {
                     memory.write(0, &old);
                 }
@@ -172,11 +172,19 @@ impl<T: Transport> Endpoint<T> {
     }
 
     /// A region was used by a peer.
-    pub(super) fn served(&mut self, by: Address, wrote: bool, length: usize, data: Option<u64>) {
+    pub(super) fn served(
+        &mut self,
+        by: Address,
+        key: u64,
+        wrote: bool,
+        length: usize,
+        data: Option<u64>,
+    ) {
         let finished = if wrote { Finished::PeerWrite } else { Finished::PeerRead };
         self.completions.push_back(Completion {
             length,
             data,
+            key: Some(key),
             source: Some(by),
             wanted: data.is_some(),
             ..Completion::new(finished, false, 0)
@@ -194,7 +202,7 @@ impl<T: Transport> Endpoint<T> {
                 region.write(at, part);
                 if is_last {
                     self.answer(source, Kind::Done, header.id);
-                    self.served(source, true, total, header.data);
+                    self.served(source, header.key, true, total, header.data);
                 }
             }
             _ if is_last => self.answer(source, Kind::Refused, header.id),
@@ -207,7 +215,7 @@ impl<T: Transport> Endpoint<T> {
         let total = usize::try_from(header.total).unwrap_or(usize::MAX);
         match self.region(header.key, header.place, total, WRITES) {
             Some((memory, _lease)) => {
-                let target = Target::Region { memory, data: header.data, _lease };
+                let target = Target::Region { memory, key: header.key, data: header.data, _lease };
                 self.fetch(source, target, total, (Spot::decode(places), header.id));
             }
             None => self.answer(source, Kind::Refused, header.id),
@@ -220,7 +228,7 @@ impl<T: Transport> Endpoint<T> {
         let Some((memory, lease)) = self.region(header.key, header.place, total, READS) else {
             return self.answer(source, Kind::Refused, header.id);
         };
-        self.served(source, false, total, None);
+        self.served(source, header.key, false, total, None);
         self.next += 1;
         let id = self.next;
         let sending = Sending::new(number, Finished::Send, None, false);
@@ -273,7 +281,7 @@ impl<T: Transport> Endpoint<T> {
         let Some((atomic, old)) = old else {
             return self.answer(source, Kind::Refused, header.id);
         };
-        self.served(source, atomic.access().write, old.len(), None);
+        self.served(source, header.key, atomic.access().write, old.len(), None);
         if !atomic.fetches {
             return self.answer(source, Kind::Done, header.id);
         }

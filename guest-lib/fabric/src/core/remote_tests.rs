@@ -57,14 +57,14 @@ fn regions_are_read_and_written() {
                 let seen: Vec<_> = machine
                     .completions(1)
                     .iter()
-                    .map(|c| (c.finished, c.length, c.data, c.source, c.wanted))
+                    .map(|c| (c.finished, c.length, c.data, c.key, c.source, c.wanted))
                     .collect();
-                let source = Some(Address(0));
+                let (source, key) = (Some(Address(0)), Some(length as u64));
                 assert_eq!(
                     seen,
                     [
-                        (Finished::PeerWrite, length, Some(5), source, true),
-                        (Finished::PeerRead, length, None, source, false),
+                        (Finished::PeerWrite, length, Some(5), key, source, true),
+                        (Finished::PeerRead, length, None, key, source, false),
                     ]
                 );
             }

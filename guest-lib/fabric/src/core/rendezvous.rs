@@ -120,8 +120,8 @@ impl<T: Transport> Endpoint<T> {
                 None => self.received(&envelope, place),
                 Some(_) => self.end_receive(&envelope, &place, failure),
             },
-            Target::Region { memory, data, .. } if failure.is_none() => {
-                self.served(source, true, memory.len(), data);
+            Target::Region { memory, key, data, .. } if failure.is_none() => {
+                self.served(source, key, true, memory.len(), data);
             }
             Target::Region { .. } => {}
             Target::Read(_, operation) => self.finish_send(operation, failure),

@@ -14,6 +14,7 @@ pub(super) const NO_DATA: c_int = -61;
 pub(super) const NOT_SUPPORTED: c_int = -95;
 
 pub(super) const OTHER: c_int = -256;
+pub(super) const TOO_SMALL: isize = -257;
 pub(super) const BAD_STATE: c_int = -258;
 pub(super) const ERROR_THERE: isize = -259;
 
@@ -272,7 +273,7 @@ pub(super) struct OpsFabric {
     pub(super) size: usize,
     pub(super) domain: OpenWith<Info>,
     pub(super) passive_ep: Absent,
-    pub(super) eq_open: OpenWith<c_void>,
+    pub(super) eq_open: OpenWith<EqAttr>,
     pub(super) wait_open: Absent,
     pub(super) trywait: unsafe extern "C" fn(*mut Fid, *mut *mut Fid, c_int) -> c_int,
     pub(super) domain2:
@@ -346,6 +347,16 @@ pub(super) struct CqAttr {
     pub(super) wait_set: *mut c_void,
 }
 
+/// `fi_eq_attr`.
+#[repr(C)]
+pub(super) struct EqAttr {
+    pub(super) size: usize,
+    pub(super) flags: u64,
+    pub(super) wait_obj: c_int,
+    pub(super) signaling_vector: c_int,
+    pub(super) wait_set: *mut c_void,
+}
+
 /// An entry of the longest format; the others are its beginning.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -380,6 +391,17 @@ pub(super) struct OpsCq {
     pub(super) sreadfrom:
         unsafe extern "C" fn(*mut Fid, *mut u8, usize, *mut u64, *const c_void, c_int) -> isize,
     pub(super) signal: unsafe extern "C" fn(*mut Fid) -> c_int,
+    pub(super) strerror:
+        unsafe extern "C" fn(*mut Fid, c_int, *const c_void, *mut c_char, usize) -> *const c_char,
+}
+
+#[repr(C)]
+pub(super) struct OpsEq {
+    pub(super) size: usize,
+    pub(super) read: unsafe extern "C" fn(*mut Fid, *mut u32, *mut u8, usize, u64) -> isize,
+    pub(super) readerr: unsafe extern "C" fn(*mut Fid, *mut c_void, u64) -> isize,
+    pub(super) write: unsafe extern "C" fn(*mut Fid, u32, *const u8, usize, u64) -> isize,
+    pub(super) sread: unsafe extern "C" fn(*mut Fid, *mut u32, *mut u8, usize, c_int, u64) -> isize,
     pub(super) strerror:
         unsafe extern "C" fn(*mut Fid, c_int, *const c_void, *mut c_char, usize) -> *const c_char,
 }

@@ -1,13 +1,42 @@
 //! Counters of operations that have ended.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::abi::{self, Fid, Ops, OpsCntr, class};
 use super::object::{give, guard, of, take};
 use super::progress::Bound;
+
+/// The operations that counters can be bound for.
+const COUNTED: [u64; 6] =
+    [abi::SEND, abi::RECV, abi::READ, abi::WRITE, abi::REMOTE_READ, abi::REMOTE_WRITE];
+
+/// The counters of an endpoint or a region, by operation.
+#[derive(Default)]
+pub(super) struct Counts([OnceLock<Arc<Count>>; COUNTED.len()]);
+
+impl Counts {
+    /// Binds a counter for the operations that the flags name.
+    pub(super) fn bind(&self, count: &Arc<Count>, flags: u64) {
+        for (flag, place) in COUNTED.iter().zip(&self.0) {
+            if flags & flag != 0 {
+                let _ = place.set(Arc::clone(count));
+            }
+        }
+    }
+
+    /// An operation with these flags has ended.
+    pub(super) fn count(&self, flags: u64, good: bool) {
+        for (flag, place) in COUNTED.iter().zip(&self.0) {
+            if let Some(count) = place.get().filter(|_| flags & flag != 0) {
+                let counter = if good { &count.good } else { &count.failed };
+                counter.fetch_add(1, SeqCst);
+            }
+        }
+    }
+}
 
 /// A counter.
 #[derive(Default)]
@@ -15,13 +44,16 @@ pub(super) struct Count {
     good: AtomicU64,
     failed: AtomicU64,
     pub(super) endpoints: Bound,
+    /// Those of the domain, if this counts the use of a region, which all of them serve.
+    pub(super) domain: OnceLock<Weak<Bound>>,
 }
 
 impl Count {
-    /// An operation has ended.
-    pub(super) fn count(&self, good: bool) {
-        let counter = if good { &self.good } else { &self.failed };
-        counter.fetch_add(1, SeqCst);
+    fn progress(&self) {
+        self.endpoints.progress();
+        if let Some(endpoints) = self.domain.get().and_then(Weak::upgrade) {
+            endpoints.progress();
+        }
     }
 }
 
@@ -71,7 +103,7 @@ unsafe extern "C" fn read(counter: *mut Fid) -> u64 {
     guard(0, || {
         // SAFETY: guaranteed by the caller.
         let count = unsafe { count_of(counter) };
-        count.endpoints.progress();
+        count.progress();
         count.good.load(SeqCst)
     })
 }
@@ -112,7 +144,7 @@ unsafe extern "C" fn wait(counter: *mut Fid, threshold: u64, timeout: c_int) -> 
         let (start, failed) = (Instant::now(), count.failed.load(SeqCst));
         let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
         loop {
-            count.endpoints.progress();
+            count.progress();
             if count.good.load(SeqCst) >= threshold {
                 return 0;
             }

@@ -1,4 +1,4 @@
-//! Fabrics, domains, and event queues, which have no events.
+//! Fabrics and domains.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::abi::{self, FabricAttr, Fid, Info, Ops, OpsDomain, OpsFabric, absent,
 use super::object::{give, guard, of, take};
 use super::regions::MR_OPS;
 use super::table::{Domain, Table};
-use super::{atomics, av, counter, cq, endpoint};
+use super::{atomics, av, counter, cq, endpoint, eq};
 
 #[repr(C)]
 struct Fabric {
@@ -16,35 +16,13 @@ struct Fabric {
     api_version: u32,
 }
 
-#[repr(C)]
-struct EventQueue {
-    fid: Fid,
-    ops: *const EventOps,
-}
-
-/// `fi_ops_eq`. The first two functions always report that there is no event.
-#[repr(C)]
-struct EventOps {
-    size: usize,
-    read: abi::Absent,
-    readerr: abi::Absent,
-    write: abi::Absent,
-    sread: abi::Absent,
-    strerror: abi::Absent,
-}
-
-unsafe extern "C" fn nothing() -> isize {
-    abi::AGAIN
-}
-
 static FABRIC: Ops = Ops::closing(close::<Fabric>);
 static DOMAIN: Ops = Ops { bind: accept_bind, ..Ops::closing(close::<Domain>) };
-static EVENT_QUEUE: Ops = Ops::closing(close::<EventQueue>);
 static FABRIC_OPS: OpsFabric = OpsFabric {
     size: size_of::<OpsFabric>(),
     domain,
     passive_ep: absent,
-    eq_open,
+    eq_open: eq::open,
     wait_open: absent,
     trywait,
     domain2,
@@ -62,14 +40,6 @@ static DOMAIN_OPS: OpsDomain = OpsDomain {
     query_atomic: atomics::query,
     query_collective: absent,
     endpoint2,
-};
-static EVENT_OPS: EventOps = EventOps {
-    size: size_of::<EventOps>(),
-    read: nothing,
-    readerr: nothing,
-    write: absent,
-    sread: nothing,
-    strerror: absent,
 };
 
 unsafe extern "C" fn close<T>(fid: *mut Fid) -> c_int {
@@ -139,19 +109,6 @@ unsafe extern "C" fn endpoint2(
     unsafe { endpoint::open(domain, info, endpoint, context) }
 }
 
-unsafe extern "C" fn eq_open(
-    _fabric: *mut Fid,
-    _attr: *mut c_void,
-    queue: *mut *mut Fid,
-    context: *mut c_void,
-) -> c_int {
-    guard(abi::OTHER, || {
-        let fid = Fid { class: class::EQ, context, ops: &EVENT_QUEUE };
-        // SAFETY: guaranteed by the caller.
-        unsafe { give(EventQueue { fid, ops: &EVENT_OPS }, queue) }
-    })
-}
-
 /// Returns whether the program may wait by the descriptors of these queues.
 unsafe extern "C" fn trywait(_: *mut Fid, fids: *mut *mut Fid, count: c_int) -> c_int {
     guard(abi::OTHER, || {
@@ -160,7 +117,11 @@ unsafe extern "C" fn trywait(_: *mut Fid, fids: *mut *mut Fid, count: c_int) -> 
             // they are.
             let is_quiet = unsafe {
                 let fid = fids.add(at).read();
-                (*fid).class != class::CQ || of::<cq::Cq>(fid).queue.is_quiet()
+                match (*fid).class {
+                    class::CQ => of::<cq::Cq>(fid).queue.is_quiet(),
+                    class::EQ => of::<eq::EventQueue>(fid).is_quiet(),
+                    _ => true,
+                }
             };
             if !is_quiet {
                 return abi::AGAIN as c_int;

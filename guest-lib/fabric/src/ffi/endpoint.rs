@@ -68,7 +68,7 @@ pub(super) unsafe extern "C" fn open(
             tagged: &TAGGED_OPS,
             atomic: &ATOMIC_OPS,
             collective: &NO_COLLECTIVES,
-            shared: Arc::new(Shared::new(core, name, flags, is_directed)),
+            shared: Arc::new(Shared::new(core, Arc::clone(table), name, flags, is_directed)),
         };
         table.endpoints.add(&new.shared);
         // SAFETY: guaranteed by the caller.
@@ -139,8 +139,7 @@ unsafe extern "C" fn getname(fid: *mut Fid, to: *mut u8, size: *mut usize) -> c_
         unsafe {
             let small = size.read() < ADDRESS;
             write_address(&of::<Endpoint>(fid).shared.name, to, size);
-            // `FI_ETOOSMALL`.
-            if small { -257 } else { 0 }
+            if small { abi::TOO_SMALL as c_int } else { 0 }
         }
     })
 }

@@ -12,6 +12,7 @@ mod counter;
 mod cq;
 mod domain;
 mod endpoint;
+mod eq;
 mod info;
 mod messages;
 mod object;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use super::abi::{self, Fid, IoVec, MrAttr, Ops, OpsMr, class};
+use super::counter::Counter;
 use super::object::{give, guard, lock, of, take};
 use super::table::{Domain, Table};
 use crate::core::Access;
@@ -29,6 +30,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     guard(abi::OTHER, || {
         // SAFETY: the table is for regions.
         let region = unsafe { take::<Region>(fid) };
+        lock(&region.table.counts).remove(&region.key);
         let Some(lease) = lock(&region.table.regions).remove(region.key) else { return 0 };
         // The program may unmap the memory after this.
         let start = Instant::now();
@@ -42,10 +44,25 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     })
 }
 
-/// Regions are those of all endpoints of a domain, and need not be bound to one.
-unsafe extern "C" fn bind(_: *mut Fid, other: *mut Fid, _: u64) -> c_int {
-    // SAFETY: all objects begin with a `Fid`.
-    if unsafe { (*other).class } == class::EP { 0 } else { abi::NO_FUNCTION }
+/// Regions are those of all endpoints of a domain, and need not be bound to one. A counter counts
+/// the uses of the region by peers.
+unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
+    guard(abi::OTHER, || {
+        // SAFETY: all objects begin with a `Fid`, and its class says what they are.
+        let (class, region) = unsafe { ((*other).class, of::<Region>(fid)) };
+        match class {
+            class::EP => 0,
+            class::CNTR if flags & !(abi::REMOTE_READ | abi::REMOTE_WRITE) == 0 => {
+                // SAFETY: it is a counter.
+                let count = unsafe { &of::<Counter>(other).count };
+                let _ = count.domain.set(Arc::downgrade(&region.table.endpoints));
+                lock(&region.table.counts).entry(region.key).or_default().bind(count, flags);
+                0
+            }
+            class::CNTR => abi::INVALID,
+            _ => abi::NO_FUNCTION,
+        }
+    })
 }
 
 /// A region is always enabled.

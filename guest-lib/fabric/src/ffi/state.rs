@@ -5,20 +5,17 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::abi::{self, CqEntry, Fid, NoOps, OpsAtomic, OpsCm, OpsEp, OpsMsg, OpsRma, OpsTagged};
 use super::av::Vector;
-use super::counter::Count;
+use super::counter::{Count, Counts};
 use super::cq::{Item, Queue};
 use super::info::ADDRESS;
 use super::object::lock;
 use super::progress::Progress;
+use super::table::Table;
 use crate::core::{Address, Busy, Completion, Endpoint as Core, Failure, Finished};
 use crate::tofucom::Tofucom;
 
 /// The context of an operation whose end is counted only.
 pub(super) const NO_CONTEXT: usize = usize::MAX;
-
-/// The operations that counters can be bound for.
-const COUNTED: [u64; 6] =
-    [abi::SEND, abi::RECV, abi::READ, abi::WRITE, abi::REMOTE_READ, abi::REMOTE_WRITE];
 
 /// The queue that reports completions of this endpoint's sends, or of its receives.
 #[derive(Default)]
@@ -34,7 +31,8 @@ pub(super) struct Shared {
     pub(super) av: OnceLock<Arc<Mutex<Vector>>>,
     sends: Reports,
     receives: Reports,
-    counts: [OnceLock<Arc<Count>>; COUNTED.len()],
+    counts: Counts,
+    table: Arc<Table>,
     /// Flags of operations that have none.
     pub(super) send_flags: u64,
     pub(super) receive_flags: u64,
@@ -48,6 +46,7 @@ impl Shared {
     /// The state of a new endpoint.
     pub(super) fn new(
         core: Core<Tofucom>,
+        table: Arc<Table>,
         name: [u8; ADDRESS],
         flags: [u64; 2],
         is_directed: bool,
@@ -58,7 +57,8 @@ impl Shared {
             av: OnceLock::new(),
             sends: Reports::default(),
             receives: Reports::default(),
-            counts: Default::default(),
+            counts: Counts::default(),
+            table,
             send_flags,
             receive_flags,
             is_directed,
@@ -120,11 +120,7 @@ impl Shared {
     /// Binds a counter.
     pub(super) fn bind_counter(self: &Arc<Self>, count: &Arc<Count>, flags: u64) {
         count.endpoints.add(self);
-        for (flag, place) in COUNTED.iter().zip(&self.counts) {
-            if flags & flag != 0 {
-                let _ = place.set(Arc::clone(count));
-            }
-        }
+        self.counts.bind(count, flags);
     }
 
     fn report(&self, core: &mut Core<Tofucom>) -> usize {
@@ -139,10 +135,9 @@ impl Shared {
     fn report_one(&self, completion: &Completion) {
         let direction = flags(completion);
         // Several messages may have had one receive, which is no message then.
-        for (flag, place) in COUNTED.iter().zip(&self.counts) {
-            if let Some(count) = place.get().filter(|_| direction & flag != 0) {
-                count.count(completion.failure.is_none());
-            }
+        self.counts.count(direction, completion.failure.is_none());
+        if let Some(counts) = completion.key.and_then(|key| self.table.counts(key)) {
+            counts.count(direction, completion.failure.is_none());
         }
         if completion.context == NO_CONTEXT || !completion.wanted && completion.failure.is_none() {
             return;

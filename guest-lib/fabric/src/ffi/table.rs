@@ -1,9 +1,12 @@
 //! A domain and the table of its regions.
 
+use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use super::abi::{Fid, OpsDomain, OpsMr};
+use super::counter::Counts;
+use super::object::lock;
 use super::progress::Bound;
 use crate::core::Regions;
 use crate::memory::ProgramMemory;
@@ -20,8 +23,10 @@ pub(super) struct Domain {
 /// The regions of a domain.
 pub(super) struct Table {
     pub(super) regions: Arc<Mutex<Regions<ProgramMemory>>>,
+    /// The counters of single regions, by key.
+    pub(super) counts: Mutex<HashMap<u64, Arc<Counts>>>,
     /// The endpoints that peers use them by.
-    pub(super) endpoints: Bound,
+    pub(super) endpoints: Arc<Bound>,
     /// Peers name bytes by their addresses, and keys are chosen here: the mode of old programs.
     pub(super) is_basic: bool,
     pub(super) next: AtomicU64,
@@ -29,7 +34,13 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn new(is_basic: bool) -> Self {
-        let (regions, endpoints, next) = (Arc::default(), Bound::default(), AtomicU64::new(1));
-        Self { regions, endpoints, is_basic, next }
+        let (regions, counts) = (Arc::default(), Mutex::default());
+        let (endpoints, next) = (Arc::default(), AtomicU64::new(1));
+        Self { regions, counts, endpoints, is_basic, next }
+    }
+
+    /// Returns the counters of a region that has some.
+    pub(super) fn counts(&self, key: u64) -> Option<Arc<Counts>> {
+        lock(&self.counts).get(&key).cloned()
     }
 }
