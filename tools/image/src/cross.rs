@@ -31,11 +31,12 @@ const SYSROOT: [&str; 11] = [
 /// The folders with the libraries. Those that programs are run with come first.
 const FOLDERS: [&str; 2] = ["usr/lib/aarch64-linux-gnu", "usr/lib/gcc/aarch64-linux-gnu/14"];
 
-/// The part of the cache with compilers, their packages (68 MB), and their names.
+/// The part of the cache with compilers, their packages, and their names.
 const PART: &str = "gcc-arm64";
-const PACKAGES: [&str; 2] = ["g++-aarch64-linux-gnu", "libc6-dev-arm64-cross"];
+const PACKAGES: [&str; 3] =
+    ["g++-aarch64-linux-gnu", "gfortran-aarch64-linux-gnu", "libc6-dev-arm64-cross"];
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
-const COMPILERS: [&str; 2] = [COMPILER, "aarch64-linux-gnu-g++"];
+const COMPILERS: [&str; 3] = [COMPILER, "aarch64-linux-gnu-g++", "aarch64-linux-gnu-gfortran"];
 /// A folder in the part with scripts: compilers, and the linker that they call.
 const SCRIPTS: &str = "tofu";
 /// The script that runs a compiler, and the programs that the compiler starts itself, with their
@@ -84,19 +85,26 @@ impl Cache {
     }
 
     /// Returns a folder with GCC for arm64, and fetches it if it is missing. It has the programs
-    /// `aarch64-linux-gnu-gcc` and `-g++`, which run independently of the host's libraries.
+    /// `aarch64-linux-gnu-gcc`, `-g++` and `-gfortran`, which run independently of the host's
+    /// libraries.
     ///
     /// # Errors
     /// Everything that can go wrong with fetching.
     pub fn arm64_compilers(&self, progress: &dyn Progress) -> Result<PathBuf> {
-        self.fetch_program(PART, &PACKAGES, apt::From::Release, false, progress, |root| {
+        let scripts = self.root_of(PART).join(SCRIPTS);
+        let has = |name: &&str| scripts.join(name).exists();
+        // One that an earlier version made has fewer compilers, which are better than none.
+        let refresh = !COMPILERS.iter().all(has);
+        let from = apt::From::Release;
+        let made = self.fetch_program(PART, &PACKAGES, from, refresh, progress, |root| {
             write_scripts(root)?;
             let mut command = run::command(&root.join(SCRIPTS).join(COMPILER));
             command.arg("-dumpfullversion");
             let said = run::must(command, "asking GCC for its version", root, progress)?;
             Ok(said.trim().to_owned())
-        })?;
-        Ok(self.root_of(PART).join(SCRIPTS))
+        });
+        made.map(|_| ()).or_else(|error| if has(&COMPILER) { Ok(()) } else { Err(error) })?;
+        Ok(scripts)
     }
 
     /// Returns a rustc with Rust's libraries for the target `aarch64-unknown-linux-gnu`, and
@@ -131,9 +139,9 @@ impl Cache {
     }
 }
 
-/// Returns whether the host has compilers for arm64 itself.
+/// Returns whether the host has compilers of C and C++ for arm64 itself.
 pub fn has_arm64_gcc() -> bool {
-    COMPILERS.iter().all(|name| run::find(name).is_some())
+    COMPILERS[..2].iter().all(|name| run::find(name).is_some())
 }
 
 /// Writes the scripts into `root`. They find it relative to their own location, because it is moved

@@ -29,9 +29,9 @@ pub(crate) struct SdkArgs {
 
     /// Architecture that programs are compiled for: x86-64 or arm64 (default: the host's)
     ///
-    /// The folder also gets bin/fccpx, bin/FCCpx and others, which compile with GCC and accept
-    /// options of Fujitsu's compilers. If the host has no aarch64-linux-gnu-gcc, it is downloaded
-    /// into the cache for arm64.
+    /// The folder also gets bin/fccpx, bin/FCCpx, bin/frtpx and others, which compile with GCC and
+    /// accept options of Fujitsu's compilers. If the host has no aarch64-linux-gnu-gcc, it is
+    /// downloaded into the cache for arm64.
     #[arg(long, value_name = "ARCH", default_value_t = Arch::host(), hide_default_value = true)]
     pub(crate) arch: Arch,
 
@@ -177,20 +177,24 @@ const CMAKE: &str = include_str!("sdk/tofu-config.cmake");
 
 /// Compiles programs for such nodes.
 const FCCPX: &str = include_str!("sdk/fccpx.sh");
-/// The names of Fujitsu's compilers on hosts of other kinds and on nodes, for C and for C++; GCC's
-/// names; and the variable that names another compiler.
-const FUJITSU: [(&str, &str, &str); 4] = [
+/// The names of Fujitsu's compilers on hosts of other kinds and on nodes, for C, C++ and Fortran;
+/// GCC's names; and the variable that names another compiler.
+const FUJITSU: [(&str, &str, &str); 6] = [
     ("fccpx", "aarch64-linux-gnu-gcc", "TOFU_ARM64_CC"),
     ("fcc", "aarch64-linux-gnu-gcc", "TOFU_ARM64_CC"),
     ("FCCpx", "aarch64-linux-gnu-g++", "TOFU_ARM64_CXX"),
     ("FCC", "aarch64-linux-gnu-g++", "TOFU_ARM64_CXX"),
+    ("frtpx", "aarch64-linux-gnu-gfortran", "TOFU_ARM64_FC"),
+    ("frt", "aarch64-linux-gnu-gfortran", "TOFU_ARM64_FC"),
 ];
 /// The same for programs that run on hosts like this.
-const FUJITSU_HERE: [(&str, &str, &str); 4] = [
+const FUJITSU_HERE: [(&str, &str, &str); 6] = [
     ("fccpx", "gcc", "TOFU_CC"),
     ("fcc", "gcc", "TOFU_CC"),
     ("FCCpx", "g++", "TOFU_CXX"),
     ("FCC", "g++", "TOFU_CXX"),
+    ("frtpx", "gfortran", "TOFU_FC"),
+    ("frt", "gfortran", "TOFU_FC"),
 ];
 /// Warnings that newer compilers make errors of.
 const PERMITTED: [&str; 4] = [
@@ -199,6 +203,9 @@ const PERMITTED: [&str; 4] = [
     "-Wno-error=int-conversion",
     "-Wno-error=incompatible-pointer-types",
 ];
+/// The same in Fortran, and lines as long as theirs may be.
+const PERMITTED_IN_FORTRAN: [&str; 3] =
+    ["-fallow-argument-mismatch", "-fallow-invalid-boz", "-ffree-line-length-none"];
 /// Compiles MPI programs with the host's MPI.
 const MPIFCC: &str = include_str!("sdk/mpifcc.sh");
 
@@ -348,11 +355,16 @@ fn write_fujitsu(dir: &Path, target: Target, compilers: &Path, sysroot: &Path) -
         Target::Host => (FUJITSU_HERE, "host", ""),
     };
     for (name, compiler, variable) in scripts {
-        let permitted = if name.starts_with('f') { PERMITTED.join(" ") } else { String::new() };
+        let (language, permitted) = match &name[..2] {
+            "fr" => ("f", PERMITTED_IN_FORTRAN.join(" ")),
+            "fc" => ("c", PERMITTED.join(" ")),
+            _ => ("c", String::new()),
+        };
         let script = FCCPX
             .replace("@target@", target)
             .replace("@processor@", processor)
             .replace("@permit@", &permitted)
+            .replace("@language@", language)
             .replace("@name@", name)
             .replace("@compiler@", compiler)
             .replace("@variable@", variable)
@@ -365,13 +377,14 @@ fn write_fujitsu(dir: &Path, target: Target, compilers: &Path, sysroot: &Path) -
 
 /// Writes the scripts that compile MPI programs with the host's MPI.
 fn write_mpi_here(dir: &Path) -> io::Result<()> {
-    let names = COMPILERS.iter().zip(["C", "C++"]);
-    for (name, language) in names.flat_map(|(one, language)| one.fujitsu.iter().zip([language; 3]))
-    {
-        let (programs, compiler, variable, letters) = match language {
-            "C" => ("mpicc.mpich mpicc", "fcc", "MPICH_CC", "CC"),
-            _ => ("mpicxx.mpich mpicxx", "FCC", "MPICH_CXX", "CXX"),
-        };
+    let [c, cxx] = COMPILERS.each_ref().map(|one| one.fujitsu);
+    let languages: [(&[&str], &str, &str, &str, &str); 3] = [
+        (c, "mpicc.mpich mpicc", "fcc", "MPICH_CC", "CC"),
+        (cxx, "mpicxx.mpich mpicxx", "FCC", "MPICH_CXX", "CXX"),
+        (&["mpifrtpx", "mpifrt"], "mpifort.mpich mpifort", "frt", "MPICH_FC", "FC"),
+    ];
+    let scripts = languages.iter().flat_map(|one| one.0.iter().map(move |name| (name, one)));
+    for (name, (_, programs, compiler, variable, letters)) in scripts {
         let script = MPIFCC
             .replace("@name@", name)
             .replace("@programs@", programs)
@@ -528,7 +541,7 @@ mod tests {
         (
             "--display_error_number --diag_suppress 161 --no_exceptions --linkfortran",
             "-fno-exceptions",
-            "--display_error_number --diag_suppress 161 --linkfortran",
+            "--display_error_number --diag_suppress 161",
         ),
         (
             "-Nclang -fvectorize -stdlib=libc++ -mllvm -polly -ffp-contract=fast",
@@ -649,6 +662,46 @@ mod tests {
         let [out, err] = link("cc", &["-V", "-Kfast", "a.c"]);
         assert!(out.contains("a.c") && !out.contains("--version"), "{out}");
         assert_eq!(err, "version 1\n");
+    }
+
+    /// Options that only Fortran has, and those that are others in C.
+    const FORTRAN: &[(&str, &str, &str)] = &[
+        (
+            "-Kfast,parallel,openmp -Free -Cpp -DA -M obj -Iobj",
+            "-O3 -ffast-math -fno-finite-math-only -fopenmp -ffree-form -cpp -DA -J obj -Iobj",
+            "-Kparallel",
+        ),
+        ("-Fixed -Fwide -Mobj", "-ffixed-form -ffixed-line-length-none -Jobj", ""),
+        (
+            "-CcdRR8 -CcdII8 -fw -fmsg_num=5001 -f2004 -w",
+            "-fdefault-real-8 -fdefault-double-8 -fdefault-integer-8 -w",
+            "",
+        ),
+        ("-Haesux -Am -AU -X08 -Eg -CcR8R16", "-fcheck=all", "-Am -AU -X08 -Eg -CcR8R16"),
+        ("-mlcmain=main -Nalloc_assign -fPIC", "-fPIC", "-mlcmain=main -Nalloc_assign"),
+    ];
+
+    #[test]
+    fn options_of_fortran_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = fs::canonicalize(folder.path()).unwrap();
+        let none = Path::new("/nonexistent");
+        write_fujitsu(&here, Target::Host, none, none).unwrap();
+        write_script(&here, "../cc", CC).unwrap();
+        let begin = format!("{} -I{}/include ", PERMITTED_IN_FORTRAN.join(" "), here.display());
+        for (options, expected, ignored) in FORTRAN {
+            let mut command = Command::new(here.join("bin/frtpx"));
+            command.args(options.split(' ')).args(["-c", "a.f90"]);
+            let output = command.env("TOFU_FC", here.join("cc")).output().unwrap();
+            let [out, err] = [output.stdout, output.stderr].map(|t| String::from_utf8(t).unwrap());
+            assert_eq!(out, format!("{begin}{expected} -c a.f90\n"));
+            assert_eq!(err.trim().trim_start_matches("frtpx: ignored: "), *ignored, "{options}");
+        }
+        // A program in C++ with parts in Fortran.
+        let mut command = Command::new(here.join("bin/FCC"));
+        command.args(["--linkfortran", "a.o"]).env("TOFU_CXX", here.join("cc"));
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert!(said.contains("a.o -lgfortran -L"), "{said}");
     }
 
     /// Programs as older compilers and Fujitsu's linker took them.

@@ -24,7 +24,7 @@ first=-Wl,--no-as-needed
 clang=
 ignored=
 # The last of these is set while a word is the value of an option that is left out.
-inputs= version= mathematical= value=
+inputs= version= mathematical= fortran= value=
 case $compiler in
 # Whoever gives options gives all of them.
 *[[:space:]]*) ;;
@@ -47,6 +47,24 @@ for word; do
         ignored="$ignored $word"
         continue
     fi
+    # Options of Fortran, some of which have another meaning in C.
+    case @language@$word in
+    f-Free) word=-ffree-form ;;
+    f-Fixed) word=-ffixed-form ;;
+    f-Fwide) word=-ffixed-line-length-none ;;
+    f-Cpp | f-Ccpp) word=-cpp ;;
+    f-CcdRR8 | f-Ad) set -- "$@" -fdefault-real-8 && word=-fdefault-double-8 ;;
+    f-CcdII8 | f-CcdLL8) word=-fdefault-integer-8 ;;
+    # The folder of modules.
+    f-M*) word=-J${word#-M} ;;
+    f-H[a-z]*) word=-fcheck=all ;;
+    # Which of their messages there are.
+    f-f[iws] | f-f[0-9]* | f-fmsg_num=*) continue ;;
+    f-A[A-Za-z]* | f-C[cl]* | f-E[a-z]* | f-X[0-9d]*)
+        ignored="$ignored $word"
+        continue
+        ;;
+    esac
     case $word in
     # Words of -K are a list.
     -K*)
@@ -84,8 +102,8 @@ for word; do
     # Which of two compilers, which libraries of theirs, listings, profiles, inlining by their
     # rules, options for one of their passes, and optimisations that only they have.
     -Nclang | -Nnoclang | -Nlibomp | -Nfjomplib) ;;
-    -N?* | -X? | -x- | -x[0-9]* | -Q[adimpstx]* | -W[0-9],* | -ffj-* | -Rpass* | --link* | \
-        -Bstatic | -Bdynamic | -Wl,-T/opt/FJSV*)
+    -N?* | -X? | -x- | -x[0-9]* | -Q[adimpstx]* | -W[0-9],* | -ffj-* | -Rpass* | --linkstl* | \
+        -ml=* | -mldefault=* | -mlcmain=* | -Bstatic | -Bdynamic | -Wl,-T/opt/FJSV*)
         ignored="$ignored $word"
         ;;
     # Of their front end.
@@ -102,6 +120,7 @@ for word; do
         case $word in no_*) set -- "$@" "-fno-${word#no_}" ;; *) set -- "$@" "-f$word" ;; esac
         ;;
     -mt) set -- "$@" -pthread ;;
+    --linkfortran) fortran=y ;;
     -SSL2* | -SCALAPACK | -lfjlapack* | -lfjscalapack* | -lssl2mt*)
         mathematical="$mathematical $word"
         ;;
@@ -160,6 +179,8 @@ elif [ -n "$version" ] && [ -n "$compiler" ]; then
     # shellcheck disable=SC2086
     $compiler --version | head -n 1 >&2
 fi
+# The run-time library of programs in C or C++ with parts in Fortran.
+[ -z "$fortran" ] || [ -z "$link" ] || link="-lgfortran $link"
 # What SSL II is used for most is in libraries that others have, too.
 if [ -n "$mathematical" ] && [ -n "$link" ]; then
     found=
