@@ -15,6 +15,8 @@ pub(crate) const FUNCTION: &str = "BASH_FUNC_";
 /// The variable with the folder of Fujitsu's compilers and MPI, in which scripts find
 /// `bin/mpiexec`.
 pub(crate) const COMPILERS: &str = "FJSVXTCLANGA";
+/// The variable that names a file which bash reads before a script.
+pub(crate) const BEFORE: &str = "BASH_ENV";
 /// The variable that names the spool to processes of a job.
 pub(crate) const SPOOL: &str = "TOFU_SPOOL";
 

@@ -12,7 +12,7 @@ use tofu_jobs::{JobSpec, Libs, RankFile, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
 use tofu_spec::units::{InstructionTime, Timeout};
 
-use crate::environment::{COMPILERS, FUNCTION, MARK, SPOOL};
+use crate::environment::{BEFORE, COMPILERS, FUNCTION, MARK, SPOOL};
 use crate::record::Record;
 use crate::request::{Modelled, Order, Request};
 use crate::resources::{CORES, MOST};
@@ -736,8 +736,8 @@ fn variables_of(
             Some((name.into_string().ok()?, value.into_string().ok()?))
         });
         // Variables that belong to this host.
-        let ours =
-            ["PATH", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH", SPOOL, MARK, COMPILERS];
+        let ours = ["PATH", "PWD", "OLDPWD", "SHLVL", "_", "LD_LIBRARY_PATH"];
+        let ours = [&ours[..], &[BEFORE, SPOOL, MARK, COMPILERS]].concat();
         variables.extend(here.filter(|(name, value)| {
             let is_ours = ours.contains(&name.as_str()) || name.starts_with(FUNCTION);
             !is_ours && before.get(name) != Some(value)

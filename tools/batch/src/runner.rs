@@ -1,5 +1,6 @@
 //! The process that runs the jobs of a spool, one after another.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, WaitStatus};
 
-use crate::environment::{COMPILERS, FUNCTION, MARK, SPOOL};
+use crate::environment::{BEFORE, COMPILERS, FUNCTION, MARK, SPOOL};
 use crate::key::{Key, Part};
 use crate::record::{Ending, Record, State, code, now};
 use crate::request::Model;
@@ -23,6 +24,8 @@ use crate::{processes, record};
 const PAUSE: Duration = Duration::from_millis(20);
 /// The file with the names of a job's nodes, beside its script.
 const NODES: &str = ".nodes";
+/// The file that bash reads before the script, beside it.
+const PLACED: &str = ".placed";
 /// The longest first line of a script that is read, in bytes.
 const MOST_FIRST: usize = 1 << 10;
 
@@ -225,6 +228,14 @@ pub(crate) fn equip(command: &mut Command, spool: &Spool, record: &Record) -> an
     let [own, site] = spool.commands()?;
     command.env("PATH", format!("{}:{path}:{}", own.display(), site.display()));
     command.envs(functions(&own, &site, path));
+    let script = fs::read(spool.script(record.key, &record.script)).unwrap_or_default();
+    let placed = placed(&String::from_utf8_lossy(&script), &[own, site]);
+    let given = record.environment.iter().chain(&record.request.variables);
+    if !placed.is_empty() && !given.clone().any(|(name, _)| name == BEFORE) {
+        let file = spool.script(record.key, PLACED);
+        fs::write(&file, placed).with_context(|| format!("cannot write {}", file.display()))?;
+        command.env(BEFORE, file);
+    }
     // The name that Intel MPI has for it.
     command.env("I_MPI_HYDRA_HOST_FILE", nodes);
     Ok(())
@@ -257,6 +268,21 @@ fn functions(own: &Path, site: &Path, path: &str) -> Vec<(String, String)> {
     // Bash calls it for a command that it does not find.
     functions.push(function("command_not_found_handle", others));
     functions
+}
+
+/// Returns functions of bash for a job's commands, in these folders, that a script calls by places
+/// that this host does not have, such as `/usr/bin/llio_transfer`.
+fn placed(script: &str, folders: &[PathBuf; 2]) -> String {
+    let words =
+        script.split(|letter: char| letter.is_whitespace() || "\"'`=;|&()<>".contains(letter));
+    let usual = |letter: char| letter.is_ascii_alphanumeric() || "/._+-".contains(letter);
+    let places: BTreeSet<_> = words.filter(|word| word.starts_with('/')).collect();
+    let missing = places.into_iter().filter(|place| {
+        let name = place.rsplit('/').next().unwrap_or_default();
+        let is_ours = !name.is_empty() && folders.iter().any(|folder| folder.join(name).exists());
+        is_ours && place.chars().all(usual) && !Path::new(place).exists()
+    });
+    missing.map(|place| format!("function {place} {{ \"${{FUNCNAME##*/}}\" \"$@\"; }}\n")).collect()
 }
 
 /// Returns the command that runs a script. `/bin/sh` on Fugaku is bash.
@@ -374,6 +400,23 @@ mod tests {
         late[1].turn = 9;
         assert_eq!(next(&late).unwrap().key.part, Part::Step(0));
         assert!(next(&[step(0, over, 0, None)]).is_none());
+    }
+
+    #[test]
+    fn tools_in_places_of_the_site_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let folders = ["bin", "site"].map(|name| folder.path().join(name));
+        for (folder, name) in folders.iter().zip(["mpiexec", "llio_transfer"]) {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join(name), "").unwrap();
+        }
+        let script = "LLIO=/usr/bin/llio_transfer; $LLIO a\n/opt/no/bin/mpiexec -n 1 ./a || exit\n\
+                      ${HOME}/bin/mpiexec /bin/true /opt/no/other \"/opt/no;/mpiexec\" /usr/bin/\n";
+        let expected = ["/mpiexec", "/opt/no/bin/mpiexec", "/usr/bin/llio_transfer"];
+        let found = placed(script, &folders);
+        let names: Vec<_> = found.lines().map(|line| line.split(' ').nth(1).unwrap()).collect();
+        assert_eq!(names, expected);
+        assert_eq!(placed("mpiexec ./a\n", &folders), "");
     }
 
     #[test]

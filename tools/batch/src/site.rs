@@ -49,9 +49,9 @@ enum Stand {
     },
 }
 
-const PROFILER: Stand = wrapper("-[dthpmlwLiIHPS]");
+const PROFILER: Stand = wrapper("-[dthpmlwLiIHPSo]");
 
-const ALL: [(&str, Stand); 28] = [
+const ALL: [(&str, Stand); 32] = [
     ("_CNEnv_base", Stand::Empty),
     ("Env_base", Stand::Empty),
     ("module", Stand::Nothing),
@@ -70,6 +70,10 @@ const ALL: [(&str, Stand); 28] = [
     ("mpifccpx", Stand::Compiler),
     ("mpiFCC", Stand::Compiler),
     ("mpiFCCpx", Stand::Compiler),
+    ("frt", Stand::Compiler),
+    ("frtpx", Stand::Compiler),
+    ("mpifrt", Stand::Compiler),
+    ("mpifrtpx", Stand::Compiler),
     ("mpiclang", Stand::Compiler),
     ("mpiclang++", Stand::Compiler),
     ("pjrsh", Stand::Remote),
@@ -168,6 +172,7 @@ mod tests {
             ("numactl -m", ""),
             ("fapp -C -d ./prof -Hevent=pa1 echo c", "c\n"),
             ("fipp -C -d ./prof -I call,cpupa -i 10 -Srange echo c", "c\n"),
+            ("fapp -A -d ./prof -Icpupa,mpi -tcsv -o pa1.csv", ""),
             ("lpgparm -s 32MB -- echo d", "d\n"),
             ("module load lang/tcsds-1.2.38", ""),
             ("spack load /abc", ""),
