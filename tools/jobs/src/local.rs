@@ -48,7 +48,7 @@ use tofu_supervisor::janitor;
 use tofu_supervisor::machine::AnyMachine;
 use tofu_supervisor::namespaces::{Maker, Namespace};
 use tofu_supervisor::registry::Registry;
-use tofu_supervisor::runner::{self, Backend, Running};
+use tofu_supervisor::runner::{self, Backend, Machines, Running};
 use tofu_supervisor::served::Served;
 use tofu_supervisor::session::{Rights, Session};
 use tofu_sync::lock;
@@ -439,7 +439,8 @@ impl LocalMachine {
         session: &mut Session,
         events: EventSender,
     ) -> anyhow::Result<Self> {
-        let running = session.machines(None).start(plan, events)?;
+        let machines = Machines { is_patient: true, ..session.machines(None) };
+        let running = machines.start(plan, events)?;
         let registry = Arc::clone(&session.registry);
         // A random name that no other process can have taken.
         let random = RandomState::new().hash_one(std::process::id());

@@ -113,6 +113,9 @@ pub struct Machines {
     pub confinement: Confinement,
     /// Returns the memory of the host that is left, in bytes, if that is known.
     pub memory: fn() -> Option<u64>,
+    /// True if commands wait longer for an answer than usual. The nodes are processes of a host
+    /// that they may keep busy, and nothing gets lost between them.
+    pub is_patient: bool,
 }
 
 impl Machines {
@@ -120,13 +123,14 @@ impl Machines {
     pub fn bare(confinement: Confinement) -> Self {
         let (linux, registry, gateway, others) = (None, None, None, None);
         let (captures, input, memory) = (Vec::new(), None, memory::available);
-        Self { linux, registry, gateway, captures, input, others, confinement, memory }
+        let is_patient = false;
+        Self { linux, registry, gateway, captures, input, others, confinement, memory, is_patient }
     }
 }
 
-/// The time for which commands of a machine in shards wait for an answer *(ours)*. Some hosts may
-/// be busier than others, and a cable that loses packets retransmits them for a while.
-const SHARDS_TIMEOUT_NS: u64 = 10_000_000_000;
+/// The longer time for which commands wait for an answer *(ours)*: in a machine in shards, as some
+/// hosts may be busier than others, and a cable that loses packets retransmits them for a while.
+const LONG_TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Builds a machine without nodes, with running engines and the plan's links down.
 fn machine(
@@ -134,12 +138,13 @@ fn machine(
     (generation, links): (Generation, Links),
     doorbells: Doorbells,
     engines: usize,
+    is_patient: bool,
     confinement: &Confinement,
     surroundings: Surroundings,
 ) -> anyhow::Result<Machine> {
     let mut config = MachineConfig::of(generation, network.shape);
-    if surroundings.shard.is_some() {
-        config.timeout_ns = SHARDS_TIMEOUT_NS;
+    if is_patient || surroundings.shard.is_some() {
+        config.timeout_ns = LONG_TIMEOUT_NS;
     }
     let config = MachineConfig { links, doorbells, engines, ..config };
     let machine = Machine::within(config, surroundings)?;
@@ -166,13 +171,15 @@ fn any_machine(
     (interconnect, links): (Interconnect, Links),
     doorbells: Doorbells,
     engines: usize,
+    is_patient: bool,
     confinement: &Confinement,
     surroundings: Surroundings,
 ) -> anyhow::Result<AnyMachine> {
     Ok(match interconnect {
         Interconnect::Tofu(generation) => {
             let kind = (generation, links);
-            let machine = machine(network, kind, doorbells, engines, confinement, surroundings)?;
+            let machine =
+                machine(network, kind, doorbells, engines, is_patient, confinement, surroundings)?;
             AnyMachine::Tofu(Arc::new(machine))
         }
         Interconnect::Tnw => {
@@ -305,8 +312,9 @@ impl Machines {
         }
         let (network, confinement) = (&plan.network, &self.confinement);
         let kind = (plan.interconnect, plan.links);
-        let surroundings = self.surroundings(network)?;
-        let machine = any_machine(network, kind, doorbells, engines, confinement, surroundings)?;
+        let (is_patient, surroundings) = (self.is_patient, self.surroundings(network)?);
+        let machine =
+            any_machine(network, kind, doorbells, engines, is_patient, confinement, surroundings)?;
         machine.network().set_faults(plan.faults.clone())?;
         Ok(machine)
     }

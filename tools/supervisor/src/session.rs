@@ -111,6 +111,7 @@ impl Session {
             others: self.others.take(),
             confinement: self.confinement.clone(),
             memory: memory::available,
+            is_patient: false,
         }
     }
 }
