@@ -85,6 +85,8 @@ fn search(ours: &[PathBuf]) -> OsString {
 
 /// Asks a loader which libraries it would load for a file, without running the file.
 pub(crate) fn list(loader: &Path, path: &Path, search: &OsStr) -> anyhow::Result<Found> {
+    // A name without a folder would be that of a library.
+    let path = &std::path::absolute(path).context("no folder to work in")?;
     let mut command = Command::new(loader);
     command.arg("--list").arg(path).env("LD_LIBRARY_PATH", search).env_remove("LD_PRELOAD");
     let output = command.output().with_context(|| format!("cannot run {}", loader.display()))?;
@@ -129,6 +131,17 @@ fn missing(errors: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn file_of_this_folder_is_no_library() {
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        let loader = crate::elf::loader(&own).unwrap().unwrap();
+        let file = tempfile::NamedTempFile::new_in(".").unwrap();
+        std::fs::write(file.path(), own).unwrap();
+        let name = Path::new(file.path().file_name().unwrap());
+        let found = list(&loader, name, OsStr::new("")).unwrap();
+        assert!(found.files.contains_key("libc.so.6"), "{found:?}");
+    }
 
     #[test]
     fn loaders_list_is_parsed() {
