@@ -43,6 +43,8 @@ pub(crate) enum Manager {
     Pmi(Pmi),
     /// For PMIx.
     Pmix(Pmix),
+    /// None, for a rank that is the only one.
+    Alone,
 }
 
 impl Manager {
@@ -57,7 +59,14 @@ impl Manager {
         events: Teller,
     ) -> anyhow::Result<Self> {
         match family {
-            Some(Family::OpenMpi { .. }) => Pmix::start(ranks, events).map(Self::Pmix),
+            Some(Family::OpenMpi { .. }) => match Pmix::start(ranks, events) {
+                // It takes itself for the only one without a server.
+                Err(error) if ranks.placement.info.job.processes() == 1 => {
+                    log::info!("the rank runs without PMIx: {error:#}");
+                    Ok(Self::Alone)
+                }
+                started => started.map(Self::Pmix),
+            },
             _ => Pmi::start(ranks, events).map(Self::Pmi),
         }
     }
@@ -79,6 +88,7 @@ impl Manager {
                 let at = pmix.addresses.get(&placement.node(rank)).context("no such node")?;
                 Ok([numbers, pmix.server.variables_by(rank, *at)?].concat())
             }
+            Self::Alone => Ok(Vec::new()),
         }
     }
 
@@ -87,6 +97,7 @@ impl Manager {
         let programs = match self {
             Self::Pmi(pmi) => vec![pmi.remote],
             Self::Pmix(pmix) => pmix.relays,
+            Self::Alone => Vec::new(),
         };
         for program in programs {
             // If this fails, it has ended.
