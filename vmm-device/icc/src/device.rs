@@ -163,7 +163,9 @@ impl Icc {
     ///
     /// When a call that turns it off returns, the device no longer accesses memory.
     pub fn set_bus_master(&self, on: bool) {
-        self.bus_master.store(on, SeqCst);
+        if self.bus_master.swap(on, SeqCst) && !on {
+            self.queues.iter().for_each(|queue| self.note_early_mastering(queue));
+        }
         if on {
             self.flush_entries();
             self.expire_packets(self.host.now_ns(), true);

@@ -263,7 +263,10 @@ impl Icc {
             | CqsReg::MemoryBlockTableSize
             | CqsReg::SteeringTableEnable
             | CqsReg::SteeringTableIpa
-            | CqsReg::SteeringTableSize => queue.tables.write(reg, merged),
+            | CqsReg::SteeringTableSize => {
+                self.note_lost_entries(queue);
+                queue.tables.write(reg, merged);
+            }
             CqsReg::Irr => {}
             CqsReg::Imr => queue.irq.set_mask(bits),
             CqsReg::Irc => queue.irq.clear_pending(bits),
@@ -294,6 +297,7 @@ impl Icc {
             }
             self.note_unseen_stop(queue, "ENABLE");
             self.note_valid_entries(queue);
+            self.note_unreachable_rings(queue);
             match queue.enable(self.description()) {
                 // Descriptors already in the queue are fetched at the next doorbell.
                 Ok(()) => {
@@ -316,6 +320,7 @@ impl Icc {
             }
         } else {
             self.note_full_pointer(queue);
+            self.note_lost_entries(queue);
             if queue.disable() {
                 queue.set_unseen_stop(true);
                 self.host().queue_enabled(queue.tni, queue.id.into(), false);

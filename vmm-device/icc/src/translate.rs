@@ -203,12 +203,26 @@ impl Tables {
 
     /// The number of cached mappings that the tables in memory do not give any more.
     pub(crate) fn stale(self: &Arc<Self>, memory: &dyn DmaMemory) -> u64 {
+        self.stale_with(memory, |_| true)
+    }
+
+    /// The number of those whose page table is no memory of the device any more.
+    pub(crate) fn lost(self: &Arc<Self>, memory: &dyn DmaMemory) -> u64 {
+        let is_there = |m: &Mapping| memory.contains(m.table, size_of::<u64>(), Access::Read);
+        self.stale_with(memory, |m| !is_there(m))
+    }
+
+    fn stale_with(
+        self: &Arc<Self>,
+        memory: &dyn DmaMemory,
+        counts: impl Fn(&Mapping) -> bool,
+    ) -> u64 {
         let tables = self.enter();
         let in_force = tables.in_force();
         let cached = self.cache.all();
         let used = cached.iter().flatten().filter(|m| m.generation == in_force.0);
         let differs = |m: &&Mapping| self.read_mapping(memory, in_force, m.stag).ok() != Some(**m);
-        used.filter(differs).count() as u64
+        used.filter(differs).filter(|m| counts(m)).count() as u64
     }
 
     /// Begins a use of the tables.

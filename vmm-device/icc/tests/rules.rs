@@ -303,6 +303,11 @@ const WRONG: &[(&str, Wrong)] = &[
         driver.post(good_put());
         driver
     }),
+    ("T-CQ-009", || {
+        let driver = Driver::open();
+        driver.icc.set_bus_master(false);
+        driver
+    }),
     // An STag is unregistered and its memory freed, without a flush.
     ("T-AT-017", || {
         let driver = Driver::open();
@@ -435,6 +440,25 @@ const MISTAKES: &[(&str, &str, Wrong)] = &[
             driver
         },
     ),
+    ("a ring has fewer entries than its size says", "T-TOQ-001", || {
+        let driver = Driver::probe();
+        driver.write(cqs(CqsReg::ToqSize), 3);
+        driver.enable();
+        driver
+    }),
+    ("memory of packet queues is freed while they are in use", "T-PKT-004", || {
+        let driver = Driver::open();
+        driver.write(tni(TniReg::PrqPa), 0x10_0000);
+        driver
+    }),
+    ("the page table of an STag is freed before the queue is closed", "T-AT-017", || {
+        let driver = Driver::open();
+        driver.store(BLOCKS + 16, &[0x10_0000 | 1 << 7, 16]);
+        driver.post(good_put());
+        driver.store(STEERING + 16, &[0, 0]);
+        driver.write(cqs(CqsReg::SteeringTableEnable), 0);
+        driver
+    }),
     ("a queue is made anew after a suspend without Bus Master Enable", "T-CQ-001", || {
         let driver = Driver::open();
         driver.write(cqs(CqsReg::Enable), 0);

@@ -546,8 +546,8 @@ impl EndpointDevice for Node {
     }
 
     fn reset_device(&self) {
-        self.icc.set_bus_master(false);
         self.icc.reset();
+        self.icc.set_bus_master(false);
         self.host.faults.reset();
     }
 }

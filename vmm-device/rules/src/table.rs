@@ -162,6 +162,8 @@ rules! {
     QueueStops "T-CQ-008" Ours [QueueStopped]
         "STATUS is read after a queue was disabled, before it is enabled again or Bus Master \
          Enable is cleared.";
+    MasteringLast "T-CQ-009" Ours [QueueStopped]
+        "Queues are disabled before Bus Master Enable is cleared.";
 
     ToqMemory "T-TOQ-001" Public [Local Ended Failed PacketSent]
         "The TOQ is memory that the device can read and write.";

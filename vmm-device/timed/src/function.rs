@@ -97,8 +97,8 @@ impl EndpointDevice for Function {
     }
 
     fn reset_device(&self) {
-        self.icc().set_bus_master(false);
         self.icc().reset();
+        self.icc().set_bus_master(false);
         self.engine.reset(self.node);
         self.faults().reset();
     }

@@ -99,6 +99,16 @@ pub(crate) const OF_GATE: [(BgsIrqs, Rule); 4] = [
     (BgsIrqs::DMA_COMPLETION_EXCEPTION, Rule::NoticeArea),
 ];
 
+/// The rule behind an exception of a control queue.
+pub(crate) fn of_queue(exception: CqsIrqs) -> Option<Rule> {
+    OF_QUEUE.iter().find(|(bits, _)| *bits == exception).map(|(_, rule)| *rule)
+}
+
+/// The same of an interface.
+pub(crate) fn of_interface(exception: TniIrqs) -> Option<Rule> {
+    OF_INTERFACE.iter().find(|(bits, _)| *bits == exception).map(|(_, rule)| *rule)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
