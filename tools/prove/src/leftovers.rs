@@ -15,9 +15,9 @@ use crate::subject::Subject;
 
 /// The time after which something counts as left. Kernels sum the counts of their processors up
 /// once a second, and free some memory later than they are told to.
-const SETTLES: Duration = Duration::from_secs(5);
-/// Interval at which things are looked for.
-const OFTEN: Duration = Duration::from_millis(250);
+const SETTLES: Duration = Duration::from_secs(4);
+/// The first of the intervals at which things are looked for, each twice as long as the last.
+const SOON: Duration = Duration::from_millis(250);
 
 /// Lets a node's kernel look at its heap, and say in its log what is wrong there.
 pub(crate) const CHECK_HEAP: &str =
@@ -26,13 +26,19 @@ pub(crate) const CHECK_HEAP: &str =
 /// Prints how many pages a kernel keeps pinned.
 const PINNED: &str = "awk '/nr_foll_pin_acquired/ { n += $2 } /nr_foll_pin_released/ { n -= $2 } \
     END { print \"pinned\", n + 0 }' /proc/vmstat";
+/// Prints how many frames there are in its network stack.
+const FRAMES: &str = "awk '/^skbuff_(head|fclone)_cache/ { n += $2 } \
+    END { print \"frames\", n + 0 }' /proc/slabinfo";
+/// The frames by which the count may grow: processors keep some.
+const SPARE_FRAMES: u64 = 400;
 /// Prints the names of its things.
 const THINGS: &str = "for F in /proc/[!0-9]* /dev/* /sys/class/*/* /sys/kernel/debug/*; do \
     echo \"thing $F\"; done; while read -r L; do echo \"thing $L\"; done </proc/iomem";
 /// Prints the code that has taken memory from the heap and is not there any more. The kernel has no
 /// names for its addresses.
-const LEAKED: &str = "grep -hs '^ *[0-9]* 0x' /sys/kernel/debug/slab/kmalloc-*/alloc_traces | \
-    while read -r N A REST; do echo \"thing memory of the heap, which code at $A took\"; done";
+const LEAKED: &str = "grep -hsF ' 0xffff' /sys/kernel/debug/slab/kmalloc-*/alloc_traces | \
+    grep '^ *[0-9]* 0x' | while read -r N A REST; do \
+    echo \"thing memory of the heap, which code at $A took\"; done";
 
 /// The things that a node keeps for a driver, and those that it has anyway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +47,8 @@ pub(crate) struct Kept {
     pinned: i64,
     /// Bytes that the IOMMU lets the device reach.
     mapped: u64,
+    /// Frames of the network stack.
+    frames: u64,
     /// Files, devices, regions of memory, and code whose memory was not freed.
     things: BTreeSet<String>,
 }
@@ -49,11 +57,16 @@ impl Kept {
     /// Those of both nodes.
     pub(crate) fn of(nodes: &Nodes, subject: &Subject) -> anyhow::Result<[Self; 2]> {
         // For a program the kernel's VFIO takes the device, and keeps it.
-        let script = match (subject.module(), subject.uses_heap()) {
-            (None, _) => PINNED.to_owned(),
-            (Some(_), false) => format!("{PINNED}; {THINGS}"),
-            (Some(_), true) => format!("{PINNED}; {THINGS}; {LEAKED}"),
-        };
+        let mut script = PINNED.to_owned();
+        if subject.module().is_some() {
+            script += &format!("; {THINGS}");
+        }
+        if subject.uses_heap() {
+            script += &format!("; {LEAKED}");
+        }
+        if subject.may_have_network() {
+            script += &format!("; {FRAMES}");
+        }
         let mut kept = nodes.both_must(&script)?.map(|said| Self::parse(&said.text));
         for (node, kept) in NODES.into_iter().zip(&mut kept) {
             if let Value::Number(bytes) = nodes.inspect(node, "device/mapped_bytes")? {
@@ -68,11 +81,17 @@ impl Kept {
         for (what, rest) in text.lines().filter_map(|line| line.split_once(' ')) {
             match what {
                 "pinned" => kept.pinned = rest.parse().unwrap_or(0),
+                "frames" => kept.frames = rest.parse().unwrap_or(0),
                 "thing" => drop(kept.things.insert(rest.to_owned())),
                 _ => {}
             }
         }
         kept
+    }
+
+    /// Returns true if there are things that the next driver may meet. It does not meet amounts.
+    fn has_more(&self, before: &Self) -> bool {
+        !self.things.is_subset(&before.things)
     }
 
     /// The things that were not there before.
@@ -83,6 +102,9 @@ impl Kept {
         }
         if self.mapped > before.mapped {
             left.push(format!("{} bytes are mapped for the device", self.mapped - before.mapped));
+        }
+        if self.frames > before.frames + SPARE_FRAMES {
+            left.push(format!("{} frames of the network stack", self.frames - before.frames));
         }
         left.extend(self.things.difference(&before.things).map(|thing| printable(thing)));
         left
@@ -100,14 +122,16 @@ pub(crate) fn find(
     before: &[Kept; 2],
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let until = Instant::now() + SETTLES;
+    let (until, mut interval) = (Instant::now() + SETTLES, SOON);
     let left = loop {
         let now = Kept::of(nodes, subject)?;
         let left = [0, 1].map(|node: usize| now[node].since(&before[node]));
-        if left.iter().all(Vec::is_empty) || Instant::now() >= until {
+        if left.iter().all(Vec::is_empty) || Instant::now() + interval > until {
+            report.is_changed |= [0, 1].iter().any(|&n: &usize| now[n].has_more(&before[n]));
             break left;
         }
-        thread::sleep(OFTEN);
+        thread::sleep(interval);
+        interval *= 2;
     };
     for (node, left) in NODES.into_iter().zip(left) {
         report.left.extend(left.iter().map(|what| format!("node {node}: {what}")));
@@ -152,12 +176,13 @@ mod tests {
 
     #[test]
     fn what_was_there_before_is_not_left() {
-        let before = Kept::parse("pinned 3\nthing /dev/null\n");
-        let after = "pinned 4\nthing /dev/null\nthing ff40-ff7f : x y\nnonsense\n";
+        let before = Kept::parse("pinned 3\nframes 90\nthing /dev/null\n");
+        let after = "pinned 4\nframes 491\nthing /dev/null\nthing ff40-ff7f : x y\nnonsense\n";
         let after = Kept::parse(after);
         assert_eq!(before.since(&before), [""; 0]);
-        let left = ["1 pinned pages", "ff40-ff7f : x y"];
+        let left = ["1 pinned pages", "401 frames of the network stack", "ff40-ff7f : x y"];
         assert_eq!(after.since(&before), left);
         assert_eq!(before.since(&after), [""; 0]);
+        assert!(after.has_more(&before) && !before.has_more(&after));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ pub(crate) const NODES: [u32; 2] = [0, 1];
 const SILENCE: Duration = Duration::from_secs(20);
 /// Most bytes that are kept of a command's output.
 const MOST: usize = 256 << 10;
+/// The same of a long file.
+const MOST_OF_A_FILE: usize = 64 << 20;
 /// Lines of a console that are searched for its last words.
 const CONSOLE: usize = 200;
 
@@ -59,12 +62,18 @@ pub(crate) struct Nodes {
     registry: Arc<Registry>,
     patience: Duration,
     end: Instant,
+    commands: AtomicU64,
 }
 
 impl Nodes {
     pub(crate) fn new(lab: &Lab, patience: Duration, end: Instant) -> Self {
         let registry = Arc::clone(lab.registry());
-        Self { control: lab.control(), registry, patience, end }
+        Self { control: lab.control(), registry, patience, end, commands: AtomicU64::new(0) }
+    }
+
+    /// The number of commands that nodes were given.
+    pub(crate) fn commands(&self) -> u64 {
+        self.commands.load(Relaxed)
     }
 
     /// Runs a shell script on a node.
@@ -73,10 +82,24 @@ impl Nodes {
     ///
     /// [`Gone`] if it does not end in time, or the node does not answer.
     pub(crate) fn run(&self, node: u32, script: &str) -> anyhow::Result<Said> {
+        self.run_for(node, script, MOST)
+    }
+
+    /// Reads a file of a node, which may be long.
+    ///
+    /// # Errors
+    ///
+    /// As [`Nodes::run`].
+    pub(crate) fn read(&self, node: u32, path: &str) -> anyhow::Result<Said> {
+        self.run_for(node, &format!("cat {path}"), MOST_OF_A_FILE)
+    }
+
+    fn run_for(&self, node: u32, script: &str, most: usize) -> anyhow::Result<Said> {
         let limit = self.patience.min(self.end.saturating_duration_since(Instant::now()));
         if limit.is_zero() {
             return Err(Gone("there is no time left (--limit)".into()).into());
         }
+        self.commands.fetch_add(1, Relaxed);
         let args = ["sh", "-c", script].map(str::to_owned).to_vec();
         let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
         let program = RemoteProgram::start_within(&self.control, node, exec, SILENCE)?;
@@ -85,7 +108,7 @@ impl Nodes {
         thread::Builder::new().name("prove".into()).spawn(move || {
             let mut text = Vec::new();
             let status = program.follow(|_, bytes| {
-                let room = MOST.saturating_sub(text.len());
+                let room = most.saturating_sub(text.len());
                 text.extend_from_slice(&bytes[..bytes.len().min(room)]);
                 Ok(())
             });

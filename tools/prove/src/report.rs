@@ -11,6 +11,8 @@ use crate::stacks::Stack;
 
 /// Most kernel warnings that are kept.
 const MOST_WARNINGS: usize = 40;
+/// Words that mark lines of a kernel's log about accesses that an IOMMU has refused.
+pub(crate) const IOMMU_SIGNS: [&str; 3] = ["DMAR: [DMA", "IO_PAGE_FAULT", " fault from EP "];
 /// Most call stacks of a rule that are kept.
 const MOST_STACKS: usize = 3;
 
@@ -90,6 +92,9 @@ pub struct Report {
     /// A node did not answer any more.
     #[serde(skip)]
     pub(crate) lost_node: bool,
+    /// A kernel has more things than before.
+    #[serde(skip)]
+    pub(crate) is_changed: bool,
 }
 
 impl Report {
@@ -115,12 +120,15 @@ impl Report {
             warnings: Vec::new(),
             seconds: 0.0,
             lost_node: false,
+            is_changed: false,
         }
     }
 
-    /// Returns true if the nodes may not be as they were before.
+    /// Returns true if the nodes' kernels may not be as they were before. A device that is left on
+    /// is reset, and an IOMMU that has refused an access is none the worse.
     pub(crate) fn is_untidy(&self) -> bool {
-        self.lost_node || !self.left.is_empty() || !self.warnings.is_empty()
+        let of_iommu = |line: &String| IOMMU_SIGNS.iter().any(|sign| line.contains(sign));
+        self.lost_node || self.is_changed || !self.warnings.iter().all(of_iommu)
     }
 
     /// Returns true if a node was lost, or already the first scene has failed.
@@ -137,7 +145,7 @@ impl Report {
             // The device whose driver has gone still counts the other end's accesses to its memory.
             let excused = match excuse {
                 _ if excuse.covers(rule) => count.broken,
-                Excuse::Taken if rule == Rule::StagEnabled => {
+                Excuse::Taken | Excuse::Reset if rule == Rule::StagEnabled => {
                     count.broken.min(counts.get(Rule::RemoteMemory).broken)
                 }
                 _ => 0,
@@ -203,6 +211,8 @@ pub(crate) enum Excuse {
     Starts,
     /// The other end is taken away.
     Taken,
+    /// The same, and Bus Master Enable is cleared before the driver can do anything.
+    Reset,
     /// The same, and accesses to memory fail, which looks as if there were no memory.
     Aborted,
 }
@@ -213,11 +223,13 @@ impl Excuse {
         let presence = [Rule::RemoteMastering, Rule::RemoteInterface, Rule::RemoteEnabled];
         match self {
             Self::None => false,
-            Self::Starts => presence.contains(&rule),
+            // VFIO clears it when the program leaves the device.
+            Self::Starts => presence.contains(&rule) || rule == Rule::MasteringLast,
             Self::Taken => {
                 let of_gates = [Rule::GateInactive, Rule::GateSource];
                 rule.id().starts_with("T-RMT-") || of_gates.contains(&rule)
             }
+            Self::Reset => rule == Rule::MasteringLast || Self::Taken.covers(rule),
             Self::Aborted => {
                 let of_memory = [
                     Rule::ToqMemory,
@@ -233,7 +245,7 @@ impl Excuse {
                     Rule::NoticeArea,
                     Rule::StatisticsQueue,
                 ];
-                of_memory.contains(&rule) || Self::Taken.covers(rule)
+                of_memory.contains(&rule) || Self::Reset.covers(rule)
             }
         }
     }
@@ -267,7 +279,7 @@ impl fmt::Display for Report {
             stacks.iter().try_for_each(|stack| writeln!(f, "    {stack}"))?;
         }
         for RuleReport { id, excused, .. } in self.rules.iter().filter(|rule| rule.excused > 0) {
-            writeln!(f, "  excused {id}, {excused} times: the other node was taken away")?;
+            writeln!(f, "  excused {id}, {excused} times: not of the driver's doing")?;
         }
         for RuleReport { id, rule, .. } in self.rules.iter().filter(|rule| rule.never_met()) {
             writeln!(f, "  never met {id}: {rule}")?;
@@ -286,4 +298,19 @@ fn list(f: &mut fmt::Formatter<'_>, title: &str, lines: &[String]) -> fmt::Resul
     }
     writeln!(f, "{title}:")?;
     lines.iter().try_for_each(|line| writeln!(f, "  {line}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_stay_after_what_a_reset_mends() {
+        let mut report = Report::new("x".into(), "y");
+        report.left.push("node 0: Bus Master Enable is set".into());
+        report.warn("node 0, in load: DMAR: [DMA Read] Request device [01:00.0]".into());
+        assert!(!report.is_untidy());
+        report.warn("node 0, in unload: WARNING: CPU: 0 PID: 1 at x.c".into());
+        assert!(report.is_untidy());
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,22 +13,27 @@ use tofu_ui::printable;
 use crate::leftovers::{self, Kept};
 use crate::nodes::{Gone, NODES, Nodes, Said};
 use crate::options::Options;
-use crate::report::{Excuse, Outcome, Report, SceneReport};
+use crate::report::{Excuse, IOMMU_SIGNS, Outcome, Report, SceneReport};
 use crate::rules::Counts;
 use crate::stacks::Stacks;
 use crate::subject::{LOADED, Subject};
 
 /// Most files that are copied for traffic, in bytes.
 const MOST_FILE: u64 = 256 << 20;
-/// Longest time until traffic works again after a fault.
+/// Longest time until traffic works again after a fault, and once it never has.
 const COMES_BACK: Duration = Duration::from_secs(15);
+const STAYS_AWAY: Duration = Duration::from_secs(2);
+/// The fastest of a few answers takes less, or packets wait for what follows them. In milliseconds.
+const FAST: f64 = 80.0;
+/// The time in which timers that a module has left run out.
+const TIMERS: Duration = Duration::from_secs(2);
 
 /// Sets D to the folder of the device and B to its address.
 const DEVICE: &str = "D=; for f in /sys/bus/pci/devices/*; do \
     [ \"$(cat $f/vendor)\" = 0x10cf ] && D=$f; done; B=${D##*/}; [ -n \"$D\" ] || exit 9; ";
 
 /// Words that mark lines of the kernel's log as reports of a fault.
-const SIGNS: [&str; 16] = [
+const SIGNS: [&str; 14] = [
     "BUG:",
     "] BUG ",
     "WARNING:",
@@ -41,9 +47,7 @@ const SIGNS: [&str; 16] = [
     "inconsistent lock state",
     "unreferenced object",
     "does not stop",
-    "DMAR: [DMA",
-    "IO_PAGE_FAULT",
-    " fault from EP ",
+    "irqpoll",
 ];
 
 /// The scene of the devices' faults.
@@ -56,6 +60,10 @@ struct Stage<'a> {
     nodes: &'a Nodes,
     /// The driver makes network interfaces.
     has_network: AtomicBool,
+    /// Traffic has not come back in a scene before.
+    is_dead: AtomicBool,
+    /// When the module was unloaded last.
+    unloaded: Mutex<Option<Instant>>,
 }
 
 /// The observations of a scene, in one line.
@@ -84,22 +92,29 @@ const fn disturbance(name: &'static str, play: fn(&Stage<'_>) -> Seen) -> Scene 
     Scene { excuse: Excuse::Taken, ..scene(name, play) }
 }
 
+/// The kernel resets the function. It clears Bus Master Enable before, which no driver can prevent.
+const fn reset(name: &'static str, play: fn(&Stage<'_>) -> Seen) -> Scene {
+    Scene { excuse: Excuse::Reset, ..scene(name, play) }
+}
+
 /// A run of the program, which begins and ends at different times on both nodes.
 const fn run(name: &'static str, play: fn(&Stage<'_>) -> Seen) -> Scene {
     Scene { excuse: Excuse::Starts, ..scene(name, play) }
 }
 
 /// The scenes of a module.
-const MODULE: [Scene; 14] = [
+const MODULE: [Scene; 16] = [
     quick(Scene { needed: true, ..scene("load", |s| s.load()) }),
     quick(scene("traffic", |s| s.traffic())),
+    quick(disturbance("interface down", |s| s.down())),
+    quick(disturbance("interface up", |s| s.up())),
     disturbance("unbind and bind", |s| s.rebind()),
     scene("traffic after bind", |s| s.traffic()),
-    quick(disturbance("reset", |s| s.reset())),
+    quick(reset("reset", |s| s.reset())),
     quick(scene("traffic after reset", |s| s.traffic())),
-    disturbance("reset under load", |s| s.reset_under_load()),
+    reset("reset under load", |s| s.reset_under_load()),
     scene("traffic after that", |s| s.traffic()),
-    quick(disturbance(FAULTS, |s| s.faults())),
+    quick(reset(FAULTS, |s| s.faults())),
     disturbance("link down and up", |s| s.link()),
     disturbance("unload under load", |s| s.unload_under_load()),
     disturbance("unload and load", |s| s.reload()),
@@ -111,7 +126,7 @@ const MODULE: [Scene; 14] = [
 const PROGRAM: [Scene; 4] = [
     quick(Scene { needed: true, ..run("run", |s| s.program()) }),
     run("run again", |s| s.programs()),
-    disturbance("killed", |s| s.killed()),
+    reset("killed", |s| s.killed()),
     run("run after that", |s| s.program()),
 ];
 
@@ -127,7 +142,9 @@ pub(crate) fn play(
     (report, stacks): (&mut Report, &mut Stacks<'_>),
     say: &mut dyn FnMut(&SceneReport) -> io::Result<()>,
 ) -> anyhow::Result<()> {
-    let stage = Stage { subject, options, nodes, has_network: AtomicBool::new(false) };
+    let (has_network, is_dead) = (AtomicBool::new(false), AtomicBool::new(false));
+    let unloaded = Mutex::new(None);
+    let stage = Stage { subject, options, nodes, has_network, is_dead, unloaded };
     let before = stage.prepare(are_new)?;
     stacks.skip();
     let first = Counts::of(nodes)?;
@@ -155,7 +172,8 @@ pub(crate) fn play(
     }
     match stopped {
         None => {
-            if let Err(error) = leftovers::find(nodes, subject, &before, report) {
+            let found = leftovers::find(nodes, subject, &before, report);
+            if let Err(error) = found.and_then(|()| stage.timers(report)) {
                 const AFTER: &str = "look at what is left";
                 report.warn(format!("in a {AFTER}: {error:#}"));
                 report.lost_node = true;
@@ -170,8 +188,8 @@ pub(crate) fn play(
     Ok(())
 }
 
-/// Makes the nodes as they were before a driver, for the next one: if it has left nothing, by a
-/// reset of the device, or else by new nodes. Returns whether the nodes are new.
+/// Makes the nodes as they were before a driver, for the next one: if it has left nothing in their
+/// kernels, by a reset of the device, or else by new nodes. Returns whether the nodes are new.
 ///
 /// # Errors
 ///
@@ -186,7 +204,8 @@ pub(crate) fn clear(
         let name = subject.module().unwrap_or_default();
         let script = format!(
             "! grep -q '^{name} ' /proc/modules && {{ {DEVICE}[ ! -e $D/driver ] && \
-             echo 1 >$D/reset; }}"
+             echo 1 >$D/reset && {{ [ $(cat $D/enable) != 0 ] || echo 1 >$D/enable; \
+             while [ $(cat $D/enable) != 0 ]; do echo 0 >$D/enable || exit; done; }}; }}"
         );
         if nodes.both(&script).is_ok_and(|said| said.iter().all(|said| said.ok)) {
             return Ok(false);
@@ -195,6 +214,12 @@ pub(crate) fn clear(
     nodes.restart()?;
     stacks.restarted();
     Ok(true)
+}
+
+/// The shortest time in what ping says, in milliseconds; 0 if it says none.
+fn fastest(text: &str) -> f64 {
+    let times = text.split("time=").skip(1).filter_map(|rest| rest.split(' ').next());
+    times.filter_map(|time| time.parse().ok()).reduce(f64::min).unwrap_or(0.0)
 }
 
 /// The reason for which no more scenes are played.
@@ -215,6 +240,7 @@ impl Stage<'_> {
         stopped: &mut Option<Stopped>,
     ) -> anyhow::Result<SceneReport> {
         let (before, start) = (Counts::of(self.nodes)?, Instant::now());
+        let commands = self.nodes.commands();
         let result = (scene.play)(self);
         let seconds = start.elapsed().as_secs_f64();
         let counts = Counts::of(self.nodes)?.since(&before);
@@ -230,7 +256,8 @@ impl Stage<'_> {
             Err(_) if scene.needed => Some(Stopped::Failed),
             _ => None,
         };
-        if !result.is_err_and(|error| error.is::<Gone>()) {
+        let is_gone = result.is_err_and(|error| error.is::<Gone>());
+        if !is_gone && self.nodes.commands() != commands {
             let is_wanted = |rule| !excuse.covers(rule);
             report.locate(stacks.take(scene.name, self.nodes, self.subject, is_wanted));
             match self.log(scene.name, report) {
@@ -276,7 +303,9 @@ impl Stage<'_> {
     /// Looks through the kernels' logs, and empties them.
     fn log(&self, scene: &str, report: &mut Report) -> anyhow::Result<()> {
         for (node, said) in NODES.into_iter().zip(self.nodes.both("dmesg -c")?) {
-            for line in said.text.lines().filter(|l| SIGNS.iter().any(|sign| l.contains(sign))) {
+            let is_one =
+                |line: &&str| SIGNS.iter().chain(&IOMMU_SIGNS).any(|sign| line.contains(sign));
+            for line in said.text.lines().filter(is_one) {
                 report.warn(format!("node {node}, in {scene}: {}", printable(line.trim())));
             }
         }
@@ -329,6 +358,39 @@ impl Stage<'_> {
 
     fn unload(&self) -> Seen {
         let script = format!("rmmod {} 2>&1 && {{ {}; }}", self.module(), leftovers::CHECK_HEAP);
+        self.nodes.both_must(&script)?;
+        *self.unloaded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        Ok(String::new())
+    }
+
+    /// Waits for timers that a module may have left, which call code that has gone.
+    fn timers(&self, report: &mut Report) -> anyhow::Result<()> {
+        const LATER: &str = "the time after unload";
+        let unloaded = *self.unloaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(unloaded) = unloaded.filter(|_| self.subject.has_timers()) else {
+            return Ok(());
+        };
+        thread::sleep(TIMERS.saturating_sub(unloaded.elapsed()));
+        self.log(LATER, report)
+    }
+
+    /// Takes the network interfaces down.
+    fn down(&self) -> Seen {
+        self.set_interface("down")
+    }
+
+    /// Takes them up again.
+    fn up(&self) -> Seen {
+        let says = self.set_interface("up")?;
+        self.pings(&self.addresses()?)?;
+        Ok(says)
+    }
+
+    fn set_interface(&self, state: &str) -> Seen {
+        if !self.has_network.load(Relaxed) {
+            return Ok("the driver has no network interface".into());
+        }
+        let script = format!("{DEVICE}for I in $(ls $D/net); do ip link set $I {state}; done 2>&1");
         self.nodes.both_must(&script)?;
         Ok(String::new())
     }
@@ -485,9 +547,9 @@ impl Stage<'_> {
     fn traffic(&self) -> Seen {
         let addresses = self.addresses()?;
         let mut says = Vec::new();
+        self.pings(&addresses)?;
         if let [Some(here), Some(there)] = &addresses {
-            self.comes_back(0, there)?;
-            self.comes_back(1, here)?;
+            self.burst(there)?;
             self.stream(there)?;
             says.push(format!("{here} and {there} reach each other"));
         }
@@ -502,17 +564,55 @@ impl Stage<'_> {
         Ok(says.join(", "))
     }
 
+    /// Both nodes reach each other.
+    fn pings(&self, addresses: &[Option<String>; 2]) -> anyhow::Result<()> {
+        if let [Some(here), Some(there)] = addresses {
+            self.comes_back(0, there)?;
+            self.comes_back(1, here)?;
+        }
+        Ok(())
+    }
+
+    /// Returns true if traffic that began at `start` has had its time. It has less from then on.
+    fn stays_away(&self, start: Instant) -> bool {
+        let limit = if self.is_dead.load(Relaxed) { STAYS_AWAY } else { COMES_BACK };
+        let stays_away = start.elapsed() > limit;
+        self.is_dead.fetch_or(stays_away, Relaxed);
+        stays_away
+    }
+
     fn comes_back(&self, node: u32, to: &str) -> anyhow::Result<()> {
         let start = Instant::now();
         let script =
             format!("ping -c 3 -i 0.1 -W 2 {to} 2>&1 && ping -c 3 -i 0.1 -W 2 -s 20000 {to}");
         loop {
             let said = self.nodes.run(node, &script)?;
-            if said.ok {
+            let fastest = fastest(&said.text);
+            if said.ok && fastest < FAST {
+                self.is_dead.store(false, Relaxed);
                 return Ok(());
             }
-            if start.elapsed() > COMES_BACK {
+            if self.stays_away(start) {
+                if said.ok {
+                    bail!("node {node}: the fastest answer of {to} takes {fastest} ms");
+                }
                 bail!("node {node} does not reach {to}: {}", said.last());
+            }
+        }
+    }
+
+    /// Packets in both directions, more than the smallest queue has entries. The next ones go when
+    /// the last ones are back, as a node that is busy has buffers for so many only.
+    fn burst(&self, to: &str) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let script = format!("ping -A -c 200 -w 20 -s 20000 {to} 2>&1 | grep loss");
+        loop {
+            let said = self.nodes.run(0, &script)?;
+            if said.text.contains(" 0% packet loss") {
+                return Ok(());
+            }
+            if self.stays_away(start) {
+                bail!("node 0: 200 long packets to {to}: {}", said.last());
             }
         }
     }
@@ -605,5 +705,17 @@ impl Stage<'_> {
         {
             report.warn(format!("in {unload}: {error:#}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fastest_answer_is_found() {
+        let text = "64 bytes from 10.1.0.1: icmp_seq=1 ttl=64 time=104 ms\n\
+                    64 bytes from 10.1.0.1: seq=2 ttl=64 time=0.71 ms\nnonsense time=\n";
+        assert_eq!((fastest(text), fastest("none")), (0.71, 0.0));
     }
 }

@@ -5,7 +5,7 @@
 //! call that has ended long ago. One belongs to the present calls if the instruction before it
 //! calls the function below, or one whose address was only known when it ran.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -65,12 +65,36 @@ impl fmt::Display for Stack {
 /// Finds the code that has broken rules, on all nodes.
 pub(crate) struct Stacks<'a> {
     breaks: &'a [Arc<Breaks>],
-    /// Symbols of the kernels that were looked up, by address. They stay until a node boots.
-    kernels: Vec<Kernel>,
+    /// Kernels as nodes have them: most have the same.
+    kernels: Vec<Arc<Kernel>>,
+    /// Which of them each node has, until it boots.
+    of_nodes: Vec<Option<Arc<Kernel>>>,
 }
 
-/// The function at an address, and where it begins, or `None` if the kernel does not know.
-type Kernel = BTreeMap<u64, Option<(u64, String)>>;
+/// The functions of a kernel.
+struct Kernel {
+    /// The first lines of its symbols, which say where it lies.
+    head: String,
+    /// Where they begin, and their names, in order.
+    functions: Vec<(u64, String)>,
+}
+
+impl Kernel {
+    /// Reads a kernel's symbols, other than those of modules.
+    fn parse(head: String, symbols: &str) -> Self {
+        let mut functions: Vec<_> = symbols.lines().filter_map(symbol).collect();
+        functions.sort_by_key(|(begins, _)| *begins);
+        Self { head, functions }
+    }
+
+    fn function(&self, address: u64) -> Option<Function> {
+        let after = self.functions.partition_point(|(begins, _)| *begins <= address);
+        let (begins, name) = self.functions.get(after.checked_sub(1)?)?;
+        // Behind the last one there may be anything.
+        let is_kernel = after < self.functions.len();
+        is_kernel.then(|| Function { begins: *begins, name: name.clone(), module: false })
+    }
+}
 
 /// Functions of a section: beginning, size and name, in order.
 type Functions = Vec<(u64, u64, String)>;
@@ -85,12 +109,32 @@ struct Function {
 
 impl<'a> Stacks<'a> {
     pub(crate) fn new(breaks: &'a [Arc<Breaks>]) -> Self {
-        Self { breaks, kernels: breaks.iter().map(|_| Kernel::new()).collect() }
+        Self { breaks, kernels: Vec::new(), of_nodes: vec![None; breaks.len()] }
     }
 
     /// Forgets what was found out about nodes that have booted since.
     pub(crate) fn restarted(&mut self) {
-        self.kernels.iter_mut().for_each(Kernel::clear);
+        self.of_nodes.fill(None);
+    }
+
+    /// The kernel of a node. It is read once, which takes a second.
+    fn kernel(&mut self, node: u32, nodes: &Nodes) -> Option<Arc<Kernel>> {
+        let known = self.of_nodes.get_mut(node as usize)?;
+        if known.is_none() {
+            let head = nodes.run(node, "uname -rv; head -n 4 /proc/kallsyms").ok()?.text;
+            let same = self.kernels.iter().find(|kernel| kernel.head == head);
+            let kernel = match same {
+                Some(kernel) => Arc::clone(kernel),
+                None => {
+                    let symbols = nodes.read(node, "/proc/kallsyms").ok()?.text;
+                    let kernel = Arc::new(Kernel::parse(head, &symbols));
+                    self.kernels.push(Arc::clone(&kernel));
+                    kernel
+                }
+            };
+            *known = Some(kernel);
+        }
+        known.clone()
     }
 
     /// Drops what was found so far.
@@ -108,7 +152,7 @@ impl<'a> Stacks<'a> {
         is_wanted: impl Fn(Rule) -> bool,
     ) -> Vec<(Rule, Stack)> {
         let mut found = Vec::new();
-        for ((node, breaks), kernel) in NODES.into_iter().zip(self.breaks).zip(&mut self.kernels) {
+        for (node, breaks) in NODES.into_iter().zip(self.breaks) {
             let with_rule = |brk: Break| Some((*Rule::ALL.get(brk.rule)?, brk));
             let breaks = breaks.take().into_iter().filter_map(with_rule);
             let breaks: Vec<_> = breaks.filter(|(rule, _)| is_wanted(*rule)).collect();
@@ -116,14 +160,10 @@ impl<'a> Stacks<'a> {
                 continue;
             }
             let module = Module::find(node, nodes, subject);
-            look_up(kernel, node, nodes, breaks.iter().map(|(_, brk)| brk), &module);
+            let kernel = self.kernel(node, nodes);
             for (rule, brk) in breaks {
-                let functions = walk(&brk, |address| {
-                    let kernel = || kernel.get(&address).cloned().flatten();
-                    let of_kernel =
-                        || kernel().map(|(begins, name)| Function { begins, name, module: false });
-                    module.function(address).or_else(of_kernel)
-                });
+                let of_kernel = |address| kernel.as_ref()?.function(address);
+                let functions = walk(&brk, |at| module.function(at).or_else(|| of_kernel(at)));
                 let functions = functions.iter().map(|(function, at)| module.name(function, *at));
                 let functions: Vec<_> = functions.collect();
                 let access = access_name(brk.access);
@@ -150,47 +190,14 @@ fn access_name(access: Access) -> String {
 /// The number of configuration space among a device's regions.
 const CONFIGURATION: u8 = 7;
 
-/// Looks addresses up that the kernel has not been asked about yet.
-fn look_up<'b>(
-    kernel: &mut Kernel,
-    node: u32,
-    nodes: &Nodes,
-    breaks: impl Iterator<Item = &'b Break>,
-    module: &Module,
-) {
-    let mut wanted = BTreeSet::new();
-    for brk in breaks {
-        wanted.extend(brk.instruction);
-        for address in &brk.stack {
-            wanted.insert(address.at - 1);
-            if let Some(Call::To(target)) = address.call() {
-                wanted.insert(target);
-            }
-        }
-    }
-    wanted.retain(|address| !kernel.contains_key(address) && module.function(*address).is_none());
-    if wanted.is_empty() {
-        return;
-    }
-    let list: Vec<_> = wanted.iter().map(|address| format!("{address:016x}")).collect();
-    let list = list.join(" ");
-    // /proc/kallsyms is in order but for what is no code, and modules. Addresses are compared as
-    // text: numbers of 64 bits are too large for awk.
-    let script = format!(
-        "awk -v L='{list}' 'BEGIN {{ N = split(L, A, \" \"); I = 1 }} \
-         NF == 3 && $2 ~ /[tTwW]/ {{ while (I <= N && $1 \"x\" > A[I] \"x\") \
-         {{ print A[I], S, T; I++ }} if (I > N) exit; S = $1; T = $3 }}' /proc/kallsyms"
-    );
-    let Ok(said) = nodes.run(node, &script) else { return };
-    kernel.extend(wanted.iter().map(|address| (*address, None)));
-    kernel.extend(said.text.lines().filter_map(symbol));
-}
-
-/// A line about an address: itself, where the function begins, and its name.
-fn symbol(line: &str) -> Option<(u64, Option<(u64, String)>)> {
-    let [address, begins, name] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    Some((number(address)?, Some((number(begins)?, printable(name)))))
+/// A function of the kernel in a line of its symbols.
+fn symbol(line: &str) -> Option<(u64, String)> {
+    // A module's have its name behind them.
+    let [address, kind, name] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+        return None;
+    };
+    let address = u64::from_str_radix(address, 16).ok()?;
+    matches!(kind, "t" | "T" | "w" | "W").then(|| (address, printable(name)))
 }
 
 /// The functions that a break was in, and where.
@@ -369,6 +376,19 @@ mod tests {
         // probe calls pci_clear_master, which jumps to __pci_set_master.
         let stack = vec![after_call(0x250, 0x300), after_call(0x150, 0x600)];
         assert_eq!(names(Some(0x710), stack), ["__pci_set_master", "probe"]);
+    }
+
+    #[test]
+    fn functions_of_the_kernel_are_known() {
+        let symbols = "ffffffff81000200 t probe\nffffffff81000100 T open\n\
+                       ffffffff81000180 d data\nffffffffc0000000 t put\t[first_put]\n\
+                       ffffffff81000300 T _etext\nnonsense\n";
+        let kernel = Kernel::parse(String::new(), symbols);
+        let name = |address| kernel.function(address).map(|found| found.name);
+        assert_eq!(name(0xffff_ffff_8100_01ff).as_deref(), Some("open"));
+        assert_eq!(name(0xffff_ffff_8100_0200).as_deref(), Some("probe"));
+        assert_eq!(name(0xffff_ffff_8100_0300), None);
+        assert_eq!(name(0xffff_ffff_8100_00ff), None);
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! The driver that is proved.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use object::{Object, ObjectSection, ObjectSymbol};
 use tempfile::TempDir;
-use tofu_image::{Arch, Cache, Kernel, Module, Progress};
+use tofu_image::{Arch, Cache, Kernel, Module};
+use tofu_linux_nodes::progress::ImageProgress;
 use tofu_rules::Rule;
 use tofu_spec::units::{Driver, GuestArgs};
 use tofu_ui::printable;
@@ -21,7 +24,17 @@ const EXERCISE: &str = "tofu-guest exercise";
 /// Freed memory is poisoned, objects have red zones, and those who allocate and free are noted.
 const HEAP: &str = "slab_debug=FZPU,kmalloc-*";
 /// Functions that take memory from it.
-const HEAP_FUNCTIONS: [&str; 5] = ["\0__kmalloc", "\0kmem", "\0krealloc", "\0kv", "\0kstrdup"];
+const HEAP_FUNCTIONS: [&str; 5] = ["__kmalloc", "kmem", "krealloc", "kv", "kstrdup"];
+/// Functions that let the kernel call the module later.
+const TIMER_FUNCTIONS: [&str; 7] = [
+    "mod_timer",
+    "add_timer",
+    "timer_reduce",
+    "hrtimer_start",
+    "queue_delayed_work",
+    "mod_delayed_work",
+    "queue_work_on",
+];
 /// A file of a node with the addresses at which the module was loaded.
 pub(crate) const LOADED: &str = "/tmp/prove.sections";
 /// Loads the shipped driver, wherever the image has it.
@@ -60,7 +73,7 @@ impl Subject {
     /// If one is none, or does not compile, or if they need different nodes.
     pub(crate) fn all(
         options: &Options,
-        progress: &dyn Progress,
+        progress: &ImageProgress,
     ) -> anyhow::Result<Vec<(String, Self)>> {
         let [_, _, ..] = &options.drivers[..] else {
             let subject = match options.drivers.first() {
@@ -80,7 +93,7 @@ impl Subject {
     }
 
     /// The driver in a file or folder.
-    fn new(path: &Path, options: &Options, progress: &dyn Progress) -> anyhow::Result<Self> {
+    fn new(path: &Path, options: &Options, progress: &ImageProgress) -> anyhow::Result<Self> {
         let arguments = options.arguments.clone();
         if path.is_dir() {
             let (name, bytes) = compiled(path, options, progress)?;
@@ -93,7 +106,7 @@ impl Subject {
         }
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Ok(match path.extension().is_some_and(|extension| extension == "ko") {
-            true => Self::Module { name: module_name(&stem)?, bytes, arguments },
+            true => Self::Module { name: name_within(&bytes, &stem)?, bytes, arguments },
             false => Self::Program { name: module_name(&stem)?, bytes, arguments },
         })
     }
@@ -132,7 +145,9 @@ impl Subject {
             Self::Module { name, arguments, .. } => {
                 let words = words(arguments);
                 let note = format!("grep -s . /sys/module/{name}/sections/.*text* >>{LOADED}");
-                format!("{{ insmod /tmp/{name}.ko{words}; R=$?; {note}; (exit $R); }}")
+                // The kernel's command line may have parameters, which modprobe would find.
+                let given = format!("$(tr ' ' '\\n' </proc/cmdline | sed -n 's/^{name}\\.//p')");
+                format!("{{ insmod /tmp/{name}.ko {given}{words}; R=$?; {note}; (exit $R); }}")
             }
             Self::Program { name, arguments, .. } => format!("/tmp/{name}{}", words(arguments)),
         }
@@ -147,7 +162,7 @@ impl Subject {
     /// Returns false if it cannot make a network interface, because it does not name the kernel's
     /// functions for that.
     pub(crate) fn may_have_network(&self) -> bool {
-        self.names(&["\0register_netdev"])
+        self.names(&["register_netdev"])
     }
 
     /// Returns false if it takes no memory from the kernel's heap by itself.
@@ -155,12 +170,18 @@ impl Subject {
         self.module().is_some() && self.names(&HEAP_FUNCTIONS)
     }
 
-    /// Returns true if a symbol of the module begins so; each text here begins with the end of the
-    /// symbol before. It is true for what is no module of the user.
-    fn names(&self, symbols: &[&str]) -> bool {
+    /// Returns false if it lets the kernel call nothing of it later.
+    pub(crate) fn has_timers(&self) -> bool {
+        self.module().is_some() && self.names(&TIMER_FUNCTIONS)
+    }
+
+    /// Returns true if the module uses a function of the kernel whose name begins so, and for what
+    /// is no module of the user.
+    fn names(&self, functions: &[&str]) -> bool {
         let Self::Module { bytes, .. } = self else { return true };
-        let contains = |symbol: &&str| bytes.windows(symbol.len()).any(|b| b == symbol.as_bytes());
-        symbols.iter().any(contains)
+        let Ok(file) = object::File::parse(&bytes[..]) else { return true };
+        let mut used = file.symbols().filter(|symbol| symbol.is_undefined());
+        used.any(|symbol| symbol.name().is_ok_and(|name| begins_so(name, functions)))
     }
 
     /// Rules that it does not meet in any traffic, and why.
@@ -203,6 +224,23 @@ fn words(arguments: &[String]) -> String {
     arguments.iter().map(quoted).collect()
 }
 
+/// Returns true if a name begins like one of these.
+fn begins_so(name: &str, beginnings: &[&str]) -> bool {
+    beginnings.iter().any(|beginning| name.starts_with(beginning))
+}
+
+/// The name that a module has for the kernel, which the name of its file need not be.
+fn name_within(bytes: &[u8], stem: &str) -> anyhow::Result<String> {
+    let file = object::File::parse(bytes).ok();
+    let information = file.as_ref().and_then(|file| file.section_by_name(".modinfo"));
+    let words = information.and_then(|section| section.data().ok()).unwrap_or_default();
+    let name = words.split(|byte| *byte == 0).find_map(|word| word.strip_prefix(b"name="));
+    match name.map(String::from_utf8_lossy) {
+        Some(name) => module_name(&name),
+        None => module_name(stem),
+    }
+}
+
 /// The name that the kernel gives to a module of this file name.
 fn module_name(stem: &str) -> anyhow::Result<String> {
     let name = stem.replace('-', "_");
@@ -216,7 +254,7 @@ fn module_name(stem: &str) -> anyhow::Result<String> {
 fn compiled(
     folder: &Path,
     options: &Options,
-    progress: &dyn Progress,
+    progress: &ImageProgress,
 ) -> anyhow::Result<(String, Vec<u8>)> {
     let kernel: Kernel = options.kernel.parse()?;
     let to = TempDir::new()?;
@@ -225,15 +263,20 @@ fn compiled(
     if !made.ok {
         let errors: Vec<&str> = made.said.lines().filter(|line| line.contains("error")).collect();
         let lines = if errors.is_empty() { made.said.lines().collect() } else { errors };
-        let shown: Vec<String> = lines.iter().take(LINES).map(|line| printable(line)).collect();
-        bail!("{} does not compile:\n{}", folder.display(), shown.join("\n"));
+        progress.clear();
+        for line in lines.iter().take(LINES) {
+            // Without it there is still the error.
+            let _ = writeln!(io::stderr(), "{}", printable(line));
+        }
+        bail!("{} does not compile", folder.display());
     }
     let [module]: [PathBuf; 1] = made
         .modules
         .try_into()
         .map_err(|all: Vec<_>| anyhow::anyhow!("{}: {} modules", folder.display(), all.len()))?;
     let stem = module.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    Ok((module_name(&stem)?, fs::read(&module)?))
+    let bytes = fs::read(&module)?;
+    Ok((name_within(&bytes, &stem)?, bytes))
 }
 
 #[cfg(test)]
@@ -249,16 +292,23 @@ mod tests {
     }
 
     #[test]
-    fn symbols_are_known_by_their_beginning() {
-        let module = |bytes: &[u8]| {
-            let (name, arguments) = (String::new(), Vec::new());
-            Subject::Module { name, bytes: bytes.into(), arguments }
-        };
-        assert!(module(b"x\0register_netdevice\0").may_have_network());
-        assert!(!module(b"x\0unregister_netdev\0").may_have_network());
-        assert!(module(b"x\0__kmalloc_noprof\0").uses_heap());
-        assert!(!module(b"x\0devm_kmalloc\0").uses_heap());
+    fn module_without_a_name_has_its_files() {
+        assert_eq!(name_within(b"no ELF", "my-driver").unwrap(), "my_driver");
+    }
+
+    #[test]
+    fn functions_are_known_by_their_beginning() {
+        assert!(begins_so("__kmalloc_noprof", &HEAP_FUNCTIONS));
+        assert!(!begins_so("devm_kmalloc", &HEAP_FUNCTIONS));
+        assert!(begins_so("hrtimer_start_range_ns", &TIMER_FUNCTIONS));
+        assert!(!begins_so("timer_init_key", &TIMER_FUNCTIONS));
         assert!(Subject::Shipped.may_have_network() && Subject::Shipped.uses_heap());
+        // A linker stores a name that is the end of another one only once.
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        let (name, arguments) = (String::new(), Vec::new());
+        let program = Subject::Module { name, bytes: own, arguments };
+        assert!(program.names(&["malloc", "__libc_start_main"]));
+        assert!(!program.may_have_network());
     }
 
     #[test]
