@@ -14,8 +14,9 @@ use tofu_tof::{BarrierChannel, Buffer, ControlQueue, OpenError, QueueConfig, Tof
 
 use crate::output::Output;
 
-/// The time limit for a command or a round.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time limit for a command or a round. A busy host may not run a node for seconds, and a program
+/// that gives up closes its queue with a command in flight, which breaks rules.
+const PATIENCE: Duration = Duration::from_secs(30);
 const TNI: TniId = TniId::ALL[0];
 const PAGE: usize = 4096;
 /// Bytes of each half of the memory.
@@ -62,6 +63,7 @@ fn first_free<I, T>(
 
 /// A queue with memory that it sends from and to.
 struct Loop {
+    cq: CqId,
     queue: ControlQueue,
     memory: Buffer,
     base: StagOffset,
@@ -83,7 +85,7 @@ impl Loop {
         // before it.
         let (stag, offset) = unsafe { queue.register(addr, 2 * HALF, None, false)? };
         let to = Target::new(device.coords(), TNI);
-        Ok(Self { queue, memory, base: StagOffset::new(cq, stag, offset), to })
+        Ok(Self { cq, queue, memory, base: StagOffset::new(cq, stag, offset), to })
     }
 
     fn at(&self, offset: usize) -> StagOffset {
@@ -106,9 +108,22 @@ impl Loop {
         ensure!(code.is_success(), "a command ended with: {}", code.describe());
         Ok(notice.old_value())
     }
+
+    /// Registers other memory, has a Put write it, and frees it while the queue stays open.
+    #[allow(unsafe_code)]
+    fn lend(&mut self) -> anyhow::Result<()> {
+        let memory = Buffer::new(PAGE, PAGE).map_err(OpenError::from)?;
+        let addr = memory.device_addr() as usize;
+        // SAFETY: the program does not use the memory, and the registration ends before it.
+        let (stag, offset) = unsafe { self.queue.register(addr, PAGE, None, false)? };
+        let (there, here) = (StagOffset::new(self.cq, stag, offset), self.at(13));
+        let put = self.run(&Order::put(self.to, there, here, 64), false);
+        self.queue.deregister(stag)?;
+        put.map(drop)
+    }
 }
 
-/// Put, Get, a direct descriptor, and an atomic addition where there are any. Returns the number of
+/// Put, Get, a Put to memory that is registered for it alone, a direct descriptor, and an atomic addition where there are any. Returns the number of
 /// commands.
 fn commands(device: &TofDevice) -> anyhow::Result<u32> {
     let mut queue = Loop::open(device)?;
@@ -121,14 +136,15 @@ fn commands(device: &TofDevice) -> anyhow::Result<u32> {
     let mut found = vec![0; LEN];
     queue.memory.read(13, &mut found);
     ensure!(found == sent, "other bytes came back than were sent");
+    queue.lend()?;
     let word = Order::put_piggyback(queue.to, there, &40u64.to_le_bytes())?;
     queue.run(&word, true)?;
     if !device.generation().description().atomics {
-        return Ok(3);
+        return Ok(4);
     }
     let old = queue.run(&Order::armw8(queue.to, ArmwOp::Add, there, 2), false)?;
     ensure!(old == 40, "an atomic addition found {old} instead of 40");
-    Ok(4)
+    Ok(5)
 }
 
 /// A sum over two channels of this node; each sends to the other's second gate.
