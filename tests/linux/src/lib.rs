@@ -9,6 +9,7 @@
 pub mod driver;
 pub mod namespace;
 pub mod net;
+pub mod prove;
 pub mod sdk;
 
 use std::ffi::OsStr;

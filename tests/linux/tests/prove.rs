@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tofu_linux_tests::{PATIENCE, Place, Said, driver};
+use tofu_linux_tests::prove::Named::{self, Left, Rule, Scene, Warning};
+use tofu_linux_tests::prove::{PLAIN, broken, missed, nothing_runs, prove, report};
+use tofu_linux_tests::{PATIENCE, Place, driver};
 
 /// Lines of the driver that variants replace.
 const HEADER: &str = "#include <linux/pci.h>\n";
@@ -27,15 +29,6 @@ struct Wrong {
     /// The rule that it breaks, or the beginning of what else the report has.
     named: Named,
 }
-
-enum Named {
-    Rule(&'static str),
-    Left(&'static str),
-    Warning(&'static str),
-    Scene(&'static str, &'static str),
-}
-
-use Named::{Left, Rule, Scene, Warning};
 
 const WRONG: [Wrong; 39] = [
     Wrong {
@@ -429,9 +422,6 @@ fn variant(place: &Place, name: &str, edits: &[(&str, &str)]) -> PathBuf {
     folder
 }
 
-/// Arguments of make for modules without debugging information.
-const PLAIN: [&str; 2] = ["CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="];
-
 /// Compiles all wrong variants at once, and returns their modules in order.
 fn wrong_modules(place: &Place) -> Vec<String> {
     let folder = place.path().join("wrong");
@@ -446,28 +436,6 @@ fn wrong_modules(place: &Place) -> Vec<String> {
     let compile = ["image", "module", folder, "--kernel", &image, "--out", folder, "--"];
     place.run_for(&[&compile[..], &PLAIN].concat(), 2 * PATIENCE, b"").ok();
     WRONG.iter().map(|Wrong { name, .. }| format!("{folder}/{name}.ko")).collect()
-}
-
-fn prove(place: &Place, args: &[&str]) -> Said {
-    let image = driver::image();
-    let command = [&["prove", "--json", "--kernel", &image], args].concat();
-    place.run_for(&command, 4 * PATIENCE, b"")
-}
-
-fn report(said: &Said) -> Value {
-    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
-}
-
-/// The ids of broken rules.
-fn broken(report: &Value) -> Vec<&str> {
-    let rules = report["rules"].as_array().unwrap().iter();
-    rules.filter(|rule| rule["broken"] != 0).map(|rule| rule["id"].as_str().unwrap()).collect()
-}
-
-/// Nothing of the machine is left.
-#[track_caller]
-fn nothing_runs(place: &Place) {
-    assert_eq!(place.run(&["ps", "--json"]).json(), Value::Array(Vec::new()));
 }
 
 #[test]
@@ -505,7 +473,10 @@ fn wrong_drivers_are_named_by_their_rules() {
     let reports = report(&said);
     let reports = reports.as_array().unwrap();
     assert_eq!((said.code, reports.len()), (Some(1), WRONG.len()));
-    let missed = WRONG.iter().zip(reports).filter_map(|(wrong, report)| missed(wrong, report));
+    let missed = WRONG
+        .iter()
+        .zip(reports)
+        .filter_map(|(wrong, report)| missed(wrong.name, &wrong.named, report));
     assert_eq!(missed.collect::<Vec<_>>(), [""; 0]);
     // Only emulated processors can be watched.
     if reports[0]["monitor"].as_str().unwrap().contains("emulated") {
@@ -516,29 +487,6 @@ fn wrong_drivers_are_named_by_their_rules() {
         }
     }
     nothing_runs(&place);
-}
-
-/// The report about a wrong driver, if it lacks something.
-fn missed(wrong: &Wrong, report: &Value) -> Option<String> {
-    let Wrong { name, named, .. } = wrong;
-    let begins = |list: &str, with: &str| {
-        let mut lines = report[list].as_array().unwrap().iter().filter_map(Value::as_str);
-        lines.any(|line| line.starts_with(with))
-    };
-    let found = match named {
-        Rule(id) => broken(report).contains(id),
-        Left(with) => begins("left", with),
-        Warning(with) => begins("warnings", with),
-        Scene(scene, with) => {
-            let mut scenes = report["scenes"].as_array().unwrap().iter();
-            let found = scenes.find(|found| found["name"] == *scene).unwrap();
-            found["says"].as_str().unwrap().starts_with(with)
-        }
-    };
-    (report["ok"] == true || !found).then(|| {
-        let parts = ["scenes", "left", "warnings"].map(|part| &report[part]);
-        format!("{name}: {:?} {parts:?}", broken(report))
-    })
 }
 
 #[test]

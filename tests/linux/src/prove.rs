@@ -1,0 +1,68 @@
+//! Reports of `tofu prove` about wrong drivers.
+
+use serde_json::Value;
+
+use crate::{PATIENCE, Place, Said, driver};
+
+/// The part of a report that names a wrong driver, or its beginning.
+pub enum Named {
+    /// A broken rule.
+    Rule(&'static str),
+    /// Something that is left behind.
+    Left(&'static str),
+    /// A warning of a kernel.
+    Warning(&'static str),
+    /// A scene, and why it has failed.
+    Scene(&'static str, &'static str),
+}
+
+use Named::{Left, Rule, Scene, Warning};
+
+/// Arguments of make for modules without debugging information.
+pub const PLAIN: [&str; 2] = ["CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="];
+
+/// Proves drivers.
+pub fn prove(place: &Place, args: &[&str]) -> Said {
+    let image = driver::image();
+    let command = [&["prove", "--json", "--kernel", &image], args].concat();
+    place.run_for(&command, 4 * PATIENCE, b"")
+}
+
+/// The report, or all of them.
+pub fn report(said: &Said) -> Value {
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+}
+
+/// The ids of broken rules.
+pub fn broken(report: &Value) -> Vec<&str> {
+    let rules = report["rules"].as_array().unwrap().iter();
+    rules.filter(|rule| rule["broken"] != 0).map(|rule| rule["id"].as_str().unwrap()).collect()
+}
+
+/// Nothing of the machine is left.
+#[track_caller]
+pub fn nothing_runs(place: &Place) {
+    assert_eq!(place.run(&["ps", "--json"]).json(), Value::Array(Vec::new()));
+}
+
+/// A line about the report about a wrong driver, if it does not name what it should.
+pub fn missed(name: &str, named: &Named, report: &Value) -> Option<String> {
+    let begins = |list: &str, with: &str| {
+        let mut lines = report[list].as_array().unwrap().iter().filter_map(Value::as_str);
+        lines.any(|line| line.starts_with(with))
+    };
+    let found = match named {
+        Rule(id) => broken(report).contains(id),
+        Left(with) => begins("left", with),
+        Warning(with) => begins("warnings", with),
+        Scene(scene, with) => {
+            let mut scenes = report["scenes"].as_array().unwrap().iter();
+            let found = scenes.find(|found| found["name"] == *scene).unwrap();
+            found["says"].as_str().unwrap().starts_with(with)
+        }
+    };
+    (report["ok"] == true || !found).then(|| {
+        let parts = ["scenes", "left", "warnings"].map(|part| &report[part]);
+        format!("{name}: {:?} {parts:?}", broken(report))
+    })
+}
