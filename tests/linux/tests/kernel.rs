@@ -219,8 +219,8 @@ fn nodes_in_modelled_time_measure_the_machine() {
     let row = &recorded.0.1;
     let [bytes, min, p50, p99] = ["bytes", "min_us", "p50_us", "p99_us"]
         .map(|of| row[of].as_f64().unwrap_or_else(|| panic!("{row}")));
-    // Hardware takes 0.49 us of it. The rest is 0.3 ns for each instruction of the guests. A round in
-    // a hundred has a timer's interrupt, and one may look at memory once more than another.
+    // Hardware takes 0.49 us of it. The rest is 0.3 ns for each instruction of the guests. A round
+    // in a hundred has a timer's interrupt, and one may look at memory once more than another.
     assert!(bytes == 8.0 && (0.8..1.6).contains(&p50), "{row}");
     assert!(p50 - min < 0.1 && p99 - p50 < 2.0, "{row}");
     let time = place.run(&["time", "--json"]).json();

@@ -14,8 +14,8 @@ use tofu_tof::{BarrierChannel, Buffer, ControlQueue, OpenError, QueueConfig, Tof
 
 use crate::output::Output;
 
-/// The time limit for a command or a round. A busy host may not run a node for seconds, and a program
-/// that gives up closes its queue with a command in flight, which breaks rules.
+/// The time limit for a command or a round. A busy host may not run a node for seconds, and a
+/// program that gives up closes its queue with a command in flight, which breaks rules.
 const PATIENCE: Duration = Duration::from_secs(30);
 const TNI: TniId = TniId::ALL[0];
 const PAGE: usize = 4096;
@@ -123,8 +123,8 @@ impl Loop {
     }
 }
 
-/// Put, Get, a Put to memory that is registered for it alone, a direct descriptor, and an atomic addition where there are any. Returns the number of
-/// commands.
+/// Put, Get, a Put to memory that is registered for it alone, a direct descriptor, and an atomic
+/// addition where there are any. Returns the number of commands.
 fn commands(device: &TofDevice) -> anyhow::Result<u32> {
     let mut queue = Loop::open(device)?;
     let (here, there) = (queue.at(13), queue.at(HALF));

@@ -17,8 +17,8 @@ use crate::observe::rules::{OF_GATE, OF_INTERFACE, OF_QUEUE, of_interface, of_qu
 use crate::observe::violations::RegisterName;
 use crate::tni::Tni;
 
-/// The rings of a control queue: address, size, bytes of an entry, what the device does with it, and
-/// the exception if it cannot.
+/// The rings of a control queue: address, size, bytes of an entry, what the device does with it,
+/// and the exception if it cannot.
 const RINGS: [(CqsReg, CqsReg, usize, Access, CqsIrqs); 3] = [
     (CqsReg::ToqIpa, CqsReg::ToqSize, DESC_SIZE, Access::Read, CqsIrqs::TOQ_READ_EXCEPTION),
     (CqsReg::TcqIpa, CqsReg::ToqSize, TCQ_ENTRY_SIZE, Access::Write, CqsIrqs::TCQ_WRITE_EXCEPTION),
