@@ -183,6 +183,11 @@ mod tests {
         }
     }
 
+    /// One with instructions of a nanosecond, so that guests' times are the machine's.
+    fn plan() -> TimePlan {
+        TimePlan { instruction: "1".parse().unwrap(), ..TimePlan::default() }
+    }
+
     fn serve(folder: &Path, time: TimePlan) -> TimedNodes {
         serve_all("1x1x1x2x1x1", folder, time)
     }
@@ -197,7 +202,7 @@ mod tests {
     #[test]
     fn guests_take_turns_in_order_of_time() {
         let folder = tempfile::tempdir().unwrap();
-        let nodes = serve(folder.path(), TimePlan::default());
+        let nodes = serve(folder.path(), plan());
         let [first, second] = nodes.sockets() else { panic!("two nodes") };
         let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
         // None of them uses its device, so neither has to wait for what the other could do. But
@@ -235,7 +240,7 @@ mod tests {
     fn instructions_take_as_long_as_they_are_said_to() {
         let folder = tempfile::tempdir().unwrap();
         let instruction = "0.25".parse().unwrap();
-        let nodes = serve(folder.path(), TimePlan { instruction, ..TimePlan::default() });
+        let nodes = serve(folder.path(), TimePlan { instruction, ..plan() });
         let [first, second] = nodes.sockets() else { panic!("two nodes") };
         let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
         assert_eq!((a.begin(), b.begin()), (Some(100_000), Some(100_000)));
@@ -251,7 +256,7 @@ mod tests {
     fn guests_keep_each_others_pace() {
         const ACCESSES: u64 = 200;
         let folder = tempfile::tempdir().unwrap();
-        let nodes = serve_all("1x1x1x2x2x1", folder.path(), TimePlan::default());
+        let nodes = serve_all("1x1x1x2x2x1", folder.path(), plan());
         let log = Mutex::new(Vec::new());
         thread::scope(|s| {
             for (number, sockets) in (0u64..).zip(nodes.sockets()) {
@@ -299,7 +304,7 @@ mod tests {
     fn time_stands_still_until_it_is_let_go() {
         let folder = tempfile::tempdir().unwrap();
         let until = Some("2000.5ns".parse().unwrap());
-        let nodes = serve(folder.path(), TimePlan { until, ..TimePlan::default() });
+        let nodes = serve(folder.path(), TimePlan { until, ..plan() });
         let heard = Arc::new(Mutex::new(Vec::new()));
         let hears = Arc::clone(&heard);
         nodes.machine.on_stand(move |stands| hears.lock().unwrap().push(stands.text));
@@ -346,7 +351,7 @@ mod tests {
         change: impl Fn(&TimedMachine, u64) + Sync,
     ) -> (Vec<Changed>, [[T; 2]; 2]) {
         let folder = tempfile::tempdir().unwrap();
-        let nodes = serve(folder.path(), TimePlan::default());
+        let nodes = serve(folder.path(), plan());
         let machine = &nodes.machine;
         machine.let_in(Some(&InputFile::open(&log).unwrap())).unwrap();
         let changes = Arc::new(Mutex::new(Vec::new()));
@@ -429,7 +434,7 @@ mod tests {
     #[test]
     fn node_whose_plugin_takes_no_answer_may_begin_again() {
         let folder = tempfile::tempdir().unwrap();
-        let nodes = serve(folder.path(), TimePlan::default());
+        let nodes = serve(folder.path(), plan());
         let [first, second] = nodes.sockets() else { panic!("two nodes") };
         let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
         assert_eq!((a.begin(), b.begin()), (Some(100_000), Some(100_000)));
@@ -446,7 +451,7 @@ mod tests {
     fn seeds_are_interleavings() {
         let first_is_second = |seed| {
             let folder = tempfile::tempdir().unwrap();
-            let nodes = serve(folder.path(), TimePlan { seed: Some(seed), ..TimePlan::default() });
+            let nodes = serve(folder.path(), TimePlan { seed: Some(seed), ..plan() });
             let [first, second] = nodes.sockets() else { panic!("two nodes") };
             let (mut a, mut b) = (Plugin::connect(first), Plugin::connect(second));
             // The guest that begins later finds that the other one's lead is smaller.
@@ -467,7 +472,7 @@ mod tests {
     #[test]
     fn plugin_that_breaks_the_protocol_is_let_go() {
         let folder = tempfile::tempdir().unwrap();
-        let nodes = serve(folder.path(), TimePlan::default());
+        let nodes = serve(folder.path(), plan());
         let [first, second] = nodes.sockets() else { panic!("two nodes") };
         let mut old = Plugin::connect(first);
         old.say(BEGIN, VERSION + 1, 0);

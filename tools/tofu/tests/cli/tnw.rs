@@ -96,7 +96,7 @@ fn packets_of_tnw_are_dissected() {
     }
     let path = place.path().join("tnw.pcapng");
     let capture = format!("0={}", path.display());
-    let faults = ["--faults", "corrupt=5%,seed=2", "--args", "rounds=20"];
+    let faults = ["--faults", "corrupt=5%,seed=2", "--args", "rounds=2"];
     place.run(&[&UP[..], &faults, &["--capture", &capture]].concat()).ok();
     let capture = read(&path);
     assert_eq!(capture.names, ["port-X-", "port-X+", "port-Y-", "port-Y+", "port-Z-", "port-Z+"]);

@@ -60,7 +60,6 @@ int main(void)
     int code = utofu_alloc_vbg(0, 1, 0, &gate);
     if (code != UTOFU_SUCCESS && code != UTOFU_ERR_FULL) return 3;
     if (rank > 0) tell(0, rank, code == UTOFU_SUCCESS ? 1 : 2);
-    if (rank == 8) post_until_killed();
     if (rank == 0) {
         int channels = code == UTOFU_SUCCESS;
         for (int i = 1; i < size; i++) {
@@ -68,12 +67,13 @@ int main(void)
             channels += words[i] == 1;
         }
         printf("%d of %d have a channel\n", channels, size);
-        for (int i = 1; i < size - 1; i++)
+        for (int i = 1; i < size; i++)
             tell(i, 0, 1);
     } else {
         /* Gates are the ranks' until all have asked. */
         wait_for(0, 1);
     }
+    if (rank == 8) post_until_killed();
     for (uint64_t round = 1; rank < 2 && round <= ROUNDS; round++) {
         if (rank == 1) wait_for(2, round + 1);
         tell(1 - rank, rank == 0 ? 2 : 1, round + 1);
