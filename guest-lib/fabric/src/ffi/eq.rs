@@ -80,15 +80,9 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
 }
 
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
-    guard(abi::OTHER, || {
-        // SAFETY: guaranteed by the caller.
-        let wait = unsafe { of::<EventQueue>(fid) }.queue.wait.as_ref();
-        let Some(wait) = wait.filter(|_| command == abi::CONTROL_GETWAIT) else {
-            return abi::NO_FUNCTION;
-        };
-        // SAFETY: the argument is a place for a descriptor.
-        unsafe { argument.cast::<c_int>().write(wait.fd()) };
-        0
+    // SAFETY: guaranteed by the caller.
+    guard(abi::OTHER, || unsafe {
+        WaitSet::control(of::<EventQueue>(fid).queue.wait.as_ref(), command, argument)
     })
 }
 

@@ -1,8 +1,10 @@
 //! Descriptors to wait by.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
+
+use super::abi;
 
 /// A descriptor that becomes readable when a queue may have something: that of a set with the
 /// devices of its endpoints, and an event for what needs no device.
@@ -37,6 +39,24 @@ impl WaitSet {
     /// The descriptor for the program.
     pub(super) fn fd(&self) -> c_int {
         self.set.as_raw_fd()
+    }
+
+    /// Answers `fi_control` for a queue, which has a descriptor if programs may wait by one.
+    ///
+    /// # Safety
+    ///
+    /// The argument is what the command takes: to get the descriptor, a place for it.
+    pub(super) unsafe fn control(
+        wait: Option<&Self>,
+        command: c_int,
+        argument: *mut c_void,
+    ) -> c_int {
+        let Some(wait) = wait.filter(|_| command == abi::CONTROL_GETWAIT) else {
+            return abi::NO_FUNCTION;
+        };
+        // SAFETY: guaranteed by the caller.
+        unsafe { argument.cast::<c_int>().write(wait.fd()) };
+        0
     }
 
     /// Makes it readable.
