@@ -303,6 +303,14 @@ fn golden_bridge(map: &mut Vec<(u64, Register)>) {
     }
 }
 
+/// The control queue whose doorbell a register is.
+fn doorbell(reg: Option<Register>) -> Option<(TniId, CqId)> {
+    match reg? {
+        Register::Cq { tni, cq, reg: CqReg::FetchStart } => Some((tni, cq)),
+        _ => None,
+    }
+}
+
 #[test]
 fn registers_decode_only_at_mapped_offsets() {
     let map = golden_map();
@@ -311,6 +319,7 @@ fn registers_decode_only_at_mapped_offsets() {
     for offset in (0..0x1000_0000u64).step_by(8) {
         let here = expected.next_if(|(address, _)| *address == offset).map(|(_, reg)| *reg);
         assert_eq!(Register::decode(offset), here, "{offset:#x}");
+        assert_eq!(Register::doorbell(offset), doorbell(here), "{offset:#x}");
         if let Some(reg) = here {
             assert_eq!(reg.offset(), offset, "{reg:?}");
         }
@@ -799,6 +808,7 @@ proptest! {
             if let Some(reg) = Register::decode(offset) {
                 prop_assert_eq!(reg.offset(), offset);
             }
+            prop_assert_eq!(Register::doorbell(offset), doorbell(Register::decode(offset)));
         }
     }
 
