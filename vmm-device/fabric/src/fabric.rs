@@ -118,6 +118,18 @@ struct PortTx {
     discarded_system: AtomicU64,
 }
 
+impl PortTx {
+    /// Counts TLPs that cross the link.
+    #[inline(always)]
+    fn count(&self, system: bool, tlps: u32, bytes: u64) {
+        self.tlps.fetch_add(tlps.into(), Relaxed);
+        self.bytes.fetch_add(bytes, Relaxed);
+        if system {
+            self.system_tlps.fetch_add(tlps.into(), Relaxed);
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct TniTx {
@@ -450,18 +462,8 @@ impl Fabric {
             if hop.from != at {
                 (at, tx) = (hop.from, self.nodes[hop.from.index()].tx());
             }
-            let port = &tx.ports[hop.port.index()];
-            port.tlps.fetch_add(tlps.into(), Relaxed);
-            port.bytes.fetch_add(bytes, Relaxed);
+            tx.ports[hop.port.index()].count(false, tlps, bytes);
         }
-    }
-
-    /// Counts TLPs other than system ones that cross the link of a hop.
-    #[inline]
-    pub(crate) fn count_sent(&self, hop: Hop, tlps: u32, bytes: u64) {
-        let port = &self.nodes[hop.from.index()].tx().ports[hop.port.index()];
-        port.tlps.fetch_add(tlps.into(), Relaxed);
-        port.bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Sends over a hop's link and counts that for both ends. If the link is down, the packet
@@ -471,11 +473,8 @@ impl Fabric {
         if !self.is_open(hop) {
             return self.send_over_special(hop, system, tlps, bytes);
         }
-        self.count_sent(hop, tlps, bytes);
-        if system {
-            let port = &self.nodes[hop.from.index()].tx().ports[hop.port.index()];
-            port.system_tlps.fetch_add(tlps.into(), Relaxed);
-        }
+        let port = &self.nodes[hop.from.index()].tx().ports[hop.port.index()];
+        port.count(system, tlps, bytes);
         Passage::Crossed
     }
 
@@ -484,17 +483,12 @@ impl Fabric {
     fn send_over_special(&self, hop: Hop, system: bool, tlps: u32, bytes: u64) -> Passage {
         let node = &self.nodes[hop.from.index()];
         let port = &node.tx().ports[hop.port.index()];
-        let tlps = u64::from(tlps);
         if node.down.load(Relaxed) & 1 << hop.port.index() != 0 {
             let discarded = if system { &port.discarded_system } else { &port.discarded_normal };
-            discarded.fetch_add(tlps, Relaxed);
+            discarded.fetch_add(tlps.into(), Relaxed);
             return Passage::Down;
         }
-        port.tlps.fetch_add(tlps, Relaxed);
-        port.bytes.fetch_add(bytes, Relaxed);
-        if system {
-            port.system_tlps.fetch_add(tlps, Relaxed);
-        }
+        port.count(system, tlps, bytes);
         self.elsewhere(hop.to).map_or(Passage::Crossed, Passage::Beyond)
     }
 }

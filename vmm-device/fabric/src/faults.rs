@@ -11,7 +11,7 @@ use tofu_abi::Coords;
 use tofu_links::ErrorRate;
 
 use crate::chance::mix;
-use crate::{Class, Hop, NoSuchLink, Packet, Port, Shape};
+use crate::{Class, Hop, NoSuchLink, NodeId, Packet, Port, Shape};
 
 /// A chance, in parts per million.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -154,7 +154,7 @@ impl<B> BitErrors<B> {
     /// Inverts bits of a packet that crosses a link. Returns false if nothing of it can be
     /// received.
     pub(crate) fn apply(&self, hop: Hop, packet: &mut Packet<B>) -> bool {
-        let index = link_index(hop);
+        let index = link_index(hop.from, hop.port);
         let Some(rate) = self.rates.get(&index) else { return true };
         let number = self.passed.fetch_add(1, Relaxed);
         let base = mix((index as u64) << 40 ^ number);
@@ -173,8 +173,7 @@ const MOST_BYTES: u32 = 4096;
 /// The two directions of a link, as [`BitErrors::set`] has them.
 pub(crate) fn both_ends(shape: &Shape, node: Coords, port: Port) -> Result<[usize; 2], NoSuchLink> {
     let far = shape.neighbor(node, port).ok_or(NoSuchLink { node, port })?;
-    let index =
-        |at: Coords, port: Port| Some(shape.node_id(at)?.index() * Port::COUNT + port.index());
+    let index = |at: Coords, port: Port| Some(link_index(shape.node_id(at)?, port));
     let ends = index(node, port).zip(index(far, port.opposite()));
     ends.map(|(near, far)| [near, far]).ok_or(NoSuchLink { node, port })
 }
@@ -212,8 +211,9 @@ pub struct Fate {
     pub held: Option<u32>,
 }
 
-fn link_index(hop: Hop) -> usize {
-    hop.from.index() * Port::COUNT + hop.port.index()
+/// The direction of a link out of a port of a node.
+fn link_index(from: NodeId, port: Port) -> usize {
+    from.index() * Port::COUNT + port.index()
 }
 
 impl<B: Disturb> Faults<B> {
@@ -268,7 +268,7 @@ impl<B> Faults<B> {
         if !system && !self.plan.commands {
             return Fate::default();
         }
-        let index = link_index(hop);
+        let index = link_index(hop.from, hop.port);
         let rates = self.rates(index);
         let Some(passed) = self.passed.get(index) else { return Fate::default() };
         let number = passed.fetch_add(1, Relaxed);
