@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use tofu_inspect::inspect;
 use tofu_sync::lock;
 
 use crate::counters::PortCounters;
@@ -46,6 +47,8 @@ pub struct MemoryErrors {
     corrected: AtomicU64,
     lost: AtomicU64,
 }
+
+inspect!(MemoryErrors { waits, correctable, fatal, corrected, lost });
 
 /// Takes one off a counter, unless it is 0.
 fn take(counter: &AtomicU64) -> bool {

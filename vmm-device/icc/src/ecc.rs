@@ -31,7 +31,7 @@ pub(crate) struct Ecc {
     router: Arc<MemoryErrors>,
 }
 
-inspect!(Ecc { tables as debug, buffers as debug, router as debug });
+inspect!(Ecc { tables, buffers, router });
 
 impl Ecc {
     fn of(&self, place: EccPlace) -> &MemoryErrors {

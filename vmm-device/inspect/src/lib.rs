@@ -14,6 +14,7 @@ mod json;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The placeholder of a tree below the depth of a [`Query`].
@@ -210,6 +211,12 @@ impl<T: Inspect + ?Sized> Inspect for &T {
 }
 
 impl<T: Inspect + ?Sized> Inspect for Box<T> {
+    fn inspect(&self, visit: Visit<'_>) {
+        (**self).inspect(visit);
+    }
+}
+
+impl<T: Inspect + ?Sized> Inspect for Arc<T> {
     fn inspect(&self, visit: Visit<'_>) {
         (**self).inspect(visit);
     }
