@@ -3,7 +3,16 @@
 //! from one node to another. The crate `tofu-netmodel` models links on which packets take time.
 //!
 //! This crate is independent of registers and virtual machines. A device passes a [`Packet`] to a
-//! [`Carrier`]. The carrier calls [`Deliver`] when the packet arrives or is lost.
+//! [`Carrier`]. The carrier calls [`Deliver`] when the packet arrives or is lost, with its body, so
+//! that the device can answer its sender.
+//!
+//! A packet is a *burst* of one or more consecutive TLPs of one command with one route. [`Direct`]
+//! walks the whole route within the sender's call, checks and counts at each link, and delivers
+//! immediately. It has no buffers, and loses only packets that meet a dead link. [`Wires`] is the
+//! carrier of a machine, with a tap, which observes packets at each TNI and port, and faults. A
+//! packet that a fault holds back is delivered with a later packet to the same target or after 1
+//! ms; 256 can be held back. A packet is duplicated once at most. Each link and direction draws its
+//! own random numbers (SplitMix64's finalizer over seed, link and count).
 //!
 //! Each item names the source of its facts: *IEEE Micro 2012* is Ajima et al., "The Tofu
 //! Interconnect", IEEE Micro 32(1), 2012; *TofuD paper* is Ajima et al., "The Tofu Interconnect D",

@@ -4,6 +4,15 @@
 //! independent of KVM and vfio-user: guest memory ([`DmaMemory`]), interrupts and doorbells
 //! ([`Host`]) and the network ([`Net`]) are passed to it. All methods take `&self` and may be
 //! called from any thread: vCPUs access registers, engine threads run queues and deliver packets.
+//! None waits for an answer. The owner calls it for register accesses (`bar_read`, `bar_write`),
+//! doorbells (`run_queue`), arrivals and losses (`arrive`, `undeliverable`), and time (`expire`, at
+//! `next_deadline`).
+//!
+//! `Net::inject` hands a packet over while no lock is held that `arrive` takes. `tofu-machine`'s
+//! `Pump` delivers a packet that nothing observes before `inject` returns, and so its answer, which
+//! causes no other packet. Signals of gates, which may cause others, wait in the pump up to
+//! `Net::progress`, as do packets that are observed. So calls are nested at most twice. `Handover`
+//! lets one thread at a time run a queue.
 //!
 //! Nothing that a guest writes is trusted. Registers, descriptors and tables are read when they are
 //! needed and checked; errors raise the documented exception. The work of a call is bounded, and so

@@ -16,9 +16,29 @@
 //! Neither needs root, and neither can be undone. Restrictions that a kernel does not support are
 //! left out, with a line in the log and in [`Entered`]; [`Support`] reports them beforehand.
 //!
-//! A thread inherits the restrictions of its creator. So the process must be entered before there
-//! are other threads, threads must be created by threads without a role, and the main thread must
-//! enter its own role last.
+//! # Order
+//!
+//! A thread inherits the restrictions of its creator. So a process (`confine.rs` of
+//! `tofu-supervisor`)
+//!
+//! 1. opens and reads everything: images, `/dev/kvm`, sockets;
+//! 2. calls [`Sandbox::enter_process`] on the main thread, before there are others: before Linux
+//!    7.0 Landlock does not reach threads that exist already, whose number is in
+//!    `Entered::missing`;
+//! 3. creates threads, each of which enters its role first: `Machine::start_with` for engines,
+//!    `Vm::on_thread_start` for vCPUs, `virtio::Options::thread_start` for virtio devices;
+//! 4. enters [`Role::Main`] last, if it has no programs to run.
+//!
+//! # New calls
+//!
+//! A new call of a thread goes to the list of its role in `filter.rs`, with the narrowest condition
+//! that works, and to the tests (`tests/confined.rs`), if no other thread can do the work earlier.
+//! `strace -f` shows the calls of threads; those of the C library differ between versions. A thread
+//! with a role cannot replace the handler of SIGSYS. EPERM instead of SIGSYS would hide attacks and
+//! mistakes. Opening a file for reading only, and querying files, is answered with EACCES: the C
+//! library does this in any thread that allocates memory (`/sys/devices/system/cpu/online`,
+//! `/proc/sys/vm/overcommit_memory`; the program's file at a panic with `RUST_BACKTRACE`), and
+//! copes.
 
 #![deny(unsafe_code)]
 

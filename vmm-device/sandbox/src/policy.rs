@@ -11,21 +11,31 @@ pub const EXIT_VIOLATION: i32 = 128 + libc::SIGSYS;
 /// The role of a thread, which decides on its system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Runs a vCPU and serves its exits.
+    /// Runs a vCPU and serves its exits. It may read and set its vCPU's state, change memory slots,
+    /// ioeventfds, irqfds and interrupt routes of its VM, and install the handler of the signal
+    /// that kicks it.
     Vcpu,
-    /// Runs queues of devices (`tofu_machine`'s engines).
+    /// Runs queues of devices (`tofu_machine`'s engines). It may wait for events and timers, and
+    /// change the same things of a VM.
     Engine,
-    /// Serves a device to a client over a UNIX socket that is there already.
+    /// Serves a device to a client over a UNIX socket that is there already. It may wait for
+    /// events, accept a client, exchange messages and descriptors with it, and map and seal its
+    /// memory.
     VfioUser,
-    /// Serves a virtio device's requests from files and streams that are open.
+    /// Serves a virtio device's requests from files and streams that are open. It may wait for
+    /// events, read, write, seek and sync these files, and read and write these streams. A
+    /// gateway's thread has it, too, for its TAP and the streams of `tofu forward`.
     Virtio,
-    /// Reads what guests write to streams, keeps it in files of the policy, and passes it on.
+    /// Reads what guests write to streams (consoles, agents, QEMU's errors, the Ethernet), keeps it
+    /// in files of the policy, and passes it on. It may open files to write, rename them, and
+    /// create threads.
     Reader,
     /// Receives what other shards of a machine send over TCP connections, delivers it to devices,
-    /// and turns away later connections.
+    /// and turns away later connections. It may do what `Engine` may, take connections from a
+    /// socket that listens already, set their options, and ask what was acknowledged.
     Cable,
-    /// Starts and ends the others; may open files and UNIX sockets and create threads, but not
-    /// run programs.
+    /// Starts and ends the others. It may open files of the policy, UNIX sockets and memory files,
+    /// create threads, set up VMs, use the terminal, and signal processes, but not run programs.
     Main,
 }
 

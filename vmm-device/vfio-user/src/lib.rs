@@ -10,13 +10,72 @@
 //!
 //! Several clients can share a node's device ([`Server::joint`]), each at a socket and with its own
 //! addresses. When one disconnects, only the queues and gates that it has used are reset. The
-//! clients agree among themselves which of them uses which, so they must trust each other. They
-//! have no interrupts.
+//! clients agree among themselves which of them uses which, so they must trust each other.
 //!
-//! The device cannot access memory that a client maps without a descriptor. It ends commands to
-//! such memory as for any other address that cannot be translated. Forwarding each access to the
-//! client would let a slow client stall the engine, which serves other nodes too. A range around 1
-//! MiB, where a PC has ordinary memory, is refused without a descriptor.
+//! # Commands
+//!
+//! This is version 0.1 of the [protocol](https://www.qemu.org/docs/master/interop/vfio-user.html).
+//! Tests run QEMU; of Cloud Hypervisor only the sources were read.
+//!
+//! - VERSION: major 0; `max_msg_fds` 16, `max_data_xfer_size` 1 MiB, `write_multiple` true.
+//!   `max_dma_maps` is announced as 65535 at most, because QEMU refuses more; the server's own
+//!   limit is the one that counts.
+//! - DEVICE_GET_INFO: 9 regions, 5 interrupt indices.
+//! - DEVICE_GET_REGION_INFO: BAR0 (256 MiB), BAR2 (MSI-X), configuration space; if doorbells are
+//!   polled, with areas that can be mapped.
+//! - DEVICE_GET_REGION_IO_FDS: eventfds of the doorbells, if doorbells are trapped.
+//! - DEVICE_GET_IRQ_INFO, DEVICE_SET_IRQS: 97 MSI-X vectors by eventfds, which may be bound one by
+//!   one.
+//! - REGION_READ, REGION_WRITE: up to 1 MiB, split into naturally aligned accesses of 1 to 8 bytes.
+//! - REGION_WRITE_MULTI: each write is handled as if it had come alone; the answer has the number
+//!   of those that were possible.
+//! - DMA_MAP, DMA_UNMAP: see below. DMA_READ and DMA_WRITE are never sent.
+//! - DEVICE_RESET resets the device. Anything else is EOPNOTSUPP.
+//!
+//! A message that is too short for its command, or asks for something that does not exist, is
+//! answered by EINVAL. A size that no message has, a message that breaks off, or one that is no
+//! command ends the connection.
+//!
+//! # Memory
+//!
+//! A range that comes with a descriptor is memory for the device, for reading, writing or both, as
+//! the client says; atomic commands need both. A write to a range that is mapped for reading only
+//! ends with PAYLOAD_ACCESS and the payload exception, as if it was not mapped.
+//!
+//! A vIOMMU maps page by page. Ranges that are contiguous both in addresses and in the file are
+//! merged. DMA_UNMAP may remove a part of a range, because the client cannot know which ranges were
+//! merged. Up to 2^20 ranges that are not contiguous are kept, of about 60 bytes each ([`Limits`]).
+//! DMA_UNMAP is answered when no transfer touches the range any more.
+//!
+//! Ranges without a descriptor (QEMU sends some for ROMs and for BARs of other devices) are
+//! accepted, but the device finds no memory there: forwarding each access to the client would let a
+//! slow client stall the engine, which serves other nodes too. Such a range is refused (EINVAL) if
+//! it contains the address 1 MiB, where a PC has ordinary memory.
+//!
+//! Memory of the client's process ([`Backing::Process`]) is for programs of the user's own, never
+//! for guests. A range without a descriptor is then memory of the process that connected to the
+//! socket, and the `offset` of DMA_MAP is its address there, to the byte; this is *ours*. The
+//! server reaches it by process_vm_readv and process_vm_writev. It accepts only clients that run as
+//! the same user. A connection ends with the process that made it, even if a child still holds the
+//! socket. A client can make an engine wait while the kernel brings in pages.
+//!
+//! # Connecting and disconnecting
+//!
+//! A node has one socket and one client at a time. When another has waited for two seconds, `tofu
+//! serve` answers its first message with EBUSY and closes its connection. When a client leaves, in
+//! any way, its node is reset and its memory and descriptors are released. The next client finds
+//! the device as after power on. Other nodes' commands to it that are in flight end with an error.
+//! `bind_socket` replaces a stale socket file, refuses one that is in use, and removes its own at
+//! the end.
+//!
+//! Of several clients of a node, each has an equal part of the device's addresses and maps nothing
+//! outside of it. A vector belongs to the client that has bound an eventfd to it; another one gets
+//! EBUSY.
+//!
+//! QEMU 11.1 aborts when a vfio-user device with MSI-X is unplugged (`device_del`):
+//! `memory_region_del_subregion: Assertion 'subregion->container == mr' failed`. Its
+//! `vfio_user_instance_finalize` removes the region of the pending bits after both were unparented.
+//! Plugging in at run time works.
 //!
 //! # Trust
 //!

@@ -22,6 +22,52 @@
 //! `unsafe` is confined to the modules of `kvm`: `kick` (signals to vCPU threads), `slots`
 //! (KVM memory slots), `pages` (their write protection) and `limits` (resource
 //! limits, the heap), one union read in `vcpu`, and one instruction in `tsc`.
+//!
+//! # The platform
+//!
+//! The platform is modelled on a PC with Intel's Q35 chipset. A *small guest* has memory, vCPUs,
+//! interrupt controllers, serial port and PCI bus. A *Linux guest* has in addition what Linux
+//! expects of a PC, and devices by virtio 1.2 (`tofu-virtio`): a disk, an entropy source, a console
+//! with the channel to the agent, and an IOMMU. `kvm::linux` has how kernels are entered (bzImage,
+//! or ELF with or without a PVH note), `kvm::acpi` the ACPI tables.
+//!
+//! - *vCPUs.* A VM has 1 to 16, each with a thread: cores of one socket, with equal APIC ID and
+//!   number. The first one starts at the entry; the others wait for INIT and SIPI, which KVM's
+//!   local APICs handle. Linux guests find all memory write-back by default (MTRR), LINT0 as
+//!   external interrupt and LINT1 as NMI, as firmware leaves them. CPUID is the host's, with the
+//!   TSC-deadline timer where KVM has it. On hardware virtualisation KVM's own leaves
+//!   (`0x4000_0000`) are present.
+//! - *PCI.* Bus 0 has a host bridge in slot 0 (1b36:0008, the generic PCIe host bridge) and
+//!   functions in slots 1 to 31. Configuration space is reached by ECAM, with 4 KiB per function,
+//!   and by the ports, with 256 bytes. 64-bit prefetchable BARs are above 4 GiB, all others below.
+//!   The guest may move them anywhere; doorbells and shared pages follow. Interrupts are MSI-X
+//!   only: no function has a pin, and there is no `_PRT`.
+//! - *IOMMU.* A Linux node has a virtio-iommu with the controller alone behind it, because VFIO's
+//!   type 1 needs one. A kernel that has the driver as a module (Debian's) does not touch the
+//!   controller until the module is loaded. Images load it; an initrd of your own must load it
+//!   itself. Interrupts are not remapped, so VFIO needs
+//!   `vfio_iommu_type1.allow_unsafe_interrupts=1` on the command line, where `tofu up` puts it.
+//!
+//! # On a PVM host
+//!
+//! KVM without VT-x or AMD-V emulates ring 0, instruction by instruction, and implements fewer
+//! instructions (`HostSupport::linux` is `KernelOnly`). For a Linux guest the monitor then
+//!
+//! - hides from CPUID what the emulator lacks: XSAVE and AVX, BMI, POPCNT, CMPXCHG16B; and the
+//!   hypervisor's leaves, as a VMCALL hangs;
+//! - puts before its command line `nokaslr noxsave mitigations=off lpj=1000000 tsc=reliable
+//!   no_timer_check nopti clearcpuid=308,151` (308 is SMAP, 151 POPCNT);
+//! - delivers the breakpoint exception when KVM gives up at an INT3, which the kernel's self-test
+//!   executes.
+//!
+//! A kernel made for it (`ci/kernel/build-pvm-kernel`) then boots as far as its init program, by
+//! all three entries, with several vCPUs, memory on both sides of the hole, ACPI, a virtio disk
+//! with MSI-X, and a disk behind a virtio-iommu. System calls of the init program do not reach the
+//! kernel, neither by SYSCALL nor by INT 0x80. So on such hosts Linux user space runs under QEMU.
+//!
+//! Hardware virtualisation is tested inside a QEMU that emulates AMD's SVM with nested paging
+//! (`tests/linux/tests/virtualised.rs`): Debian's kernel, user space, VFIO on the virtio-iommu, and
+//! bare guests, all under the sandbox. It was not run on Intel's VMX or on a real processor.
 
 #![deny(unsafe_code)]
 
