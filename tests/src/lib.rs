@@ -2,6 +2,10 @@
 //!
 //! Nothing happens in a [`Cluster`] unless a test waits for it, and its clock only moves
 //! while a test waits, so a test does the same on each run.
+//!
+//! Tests get the generation of `TOFU_TEST_GENERATION` from `description()`, and an interface or
+//! queue from `tni` and `cq`, whose numbers wrap around. A test of something that a generation
+//! lacks, such as atomic commands, returns at once.
 #![forbid(unsafe_code)]
 
 pub mod seen;

@@ -20,6 +20,19 @@
 //! The feature `link` adds [`Link`], which runs all of it over the driver's packet interface:
 //! frames in, frames out. [`Core`] is the same without a device.
 //!
+//! ```ignore
+//! let device = Device::probe(platform)?;
+//! let config = Config { mtu: 9000, ..Config::new(shape) };
+//! let mut link = Link::open(&device, config, &PacketConfig::new(0))?;
+//! link.send(&frame)?;
+//! link.flush();
+//! if link.wait(1_000_000_000)
+//!     && let Some(len) = link.recv(&mut buf)
+//! {
+//!     // buf[..len] is a frame.
+//! }
+//! ```
+//!
 //! No arriving packet makes this crate panic, hang or allocate beyond [`Config`]'s limits.
 #![no_std]
 #![forbid(unsafe_code)]

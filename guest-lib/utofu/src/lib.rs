@@ -15,6 +15,17 @@
 //! crate.
 //!
 //! Choices that public sources leave open are listed in the manual under "uTofu: design choices".
+//!
+//! A provider is made by `DriverProvider` of any platform of `tofu-driver` and something that maps
+//! memory of the program for the device (`MapUser`). `tofu-utofu-local` is a machine in the
+//! process; in a guest without an operating system it is `tofu_utofu_bare::open(0)?`:
+//!
+//! ```ignore
+//! let machine = LocalMachine::new("1x1x1x2x1x1".parse()?)?;
+//! let node = machine.node(Coords::new(0, 0, 0, 0, 0, 0))?;
+//! let context = Context::new(node, DeviceShare::new(0, 1)?);
+//! let vcq = context.create_vcq(0, Some(7), 0)?;
+//! ```
 #![cfg_attr(not(feature = "std"), no_std)]
 #![deny(unsafe_code)]
 
