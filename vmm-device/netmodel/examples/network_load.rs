@@ -4,6 +4,13 @@
 //! [THREADS]`, where PATTERN is uniform, neighbour or stream. Under `valgrind --tool=callgrind` it
 //! reports the instructions per hop. It first prints a hash of all arrivals with their times, which
 //! no optimisation may change.
+//!
+//! A hop of half a rack has 1850 instructions with its share of messages, 773 accesses to memory,
+//! of which 31 miss the first cache, and 20 mispredicted jumps of 211. Half is for nodes' queues,
+//! counters, credit and timers, an eighth for messages and their routes, a tenth for notices. Where
+//! all send to neighbours, a hop takes 3600 instructions. Large machines wait for memory. No gain:
+//! prefetching a node's state (4 % for the K computer), huge pages (nothing), the crate as one
+//! codegen unit (1 %), keeping the least of all timers (8 % more).
 
 #[allow(unreachable_pub)]
 mod load;
