@@ -15,10 +15,11 @@
 //!
 //! Tests of mpi4py 4.1.2 on two ranks, without those of dynamic processes, that failed:
 //!
-//! - mpich 5.0.2: 8, all of `testGetFortranInfo`, which sends nothing. The same fail over TCP.
-//! - mpich 4.2.3, without `test_comm_topo`: none; not compared with TCP.
-//! - openmpi 5.0.11, without `test_session` and `testCreateFromGroup`: three `testRevoke` of
-//!   `test_ulfm`, which Open MPI must be asked for, and two of `TestIntercommCreateFromGroups`,
+//! - mpich 5.0.2: 8 of 2079, all of `testGetFortranInfo`, which sends nothing. They fail over TCP,
+//!   too.
+//! - mpich 4.2.3, without `test_comm_topo`: none of 2047; not compared with TCP.
+//! - openmpi 5.0.11, without `test_session` and `testCreateFromGroup`, of 2063: three `testRevoke`
+//!   of `test_ulfm`, which Open MPI must be asked for, and two of `TestIntercommCreateFromGroups`,
 //!   which need groups of PMIx. Over TCP they stopped in `testAccumulate` of `test_rma`.
 //!
 //! `testDistgraphcomm` of `test_comm_topo` fails or stops with mpich 4.2.3, as it does over TCP:
