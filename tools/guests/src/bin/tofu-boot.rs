@@ -3,7 +3,7 @@
 //! Command line: `shape=` and `torus=` tell the machine, as for all programs; `server=N` the
 //! number of the node with the boot server (without it, the server is searched for by broadcast);
 //! `patience_ms=N` after how many milliseconds of silence to give up (10000). The protocol is
-//! described in the manual (docs/src/reference/netboot.md).
+//! described in the documentation of `tofu-netboot`.
 
 #![no_std]
 #![no_main]
