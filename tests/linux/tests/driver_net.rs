@@ -236,6 +236,16 @@ fn wakes_up(place: &Place) {
     }
 }
 
+/// The driver's interfaces have got their addresses when nodes are ready.
+fn have_addresses_at_once(place: &Place) {
+    for node in DRIVER {
+        let look = "[ -e /run/tofu-session/network ] && ip -o address show tofu0 scope global";
+        let said = place.shell(node, look);
+        let all = [format!("inet {}/14", ADDRESSES[node]), "inet6 fd".to_owned()];
+        assert!(all.iter().all(|address| said.contains(address)), "node {node}: {said}");
+    }
+}
+
 /// Each node's interface is of the expected kind and has its address.
 fn have_addresses(place: &Place) {
     for (node, address) in ADDRESSES.iter().enumerate() {
@@ -439,6 +449,7 @@ fn driver_interface_works() {
     let config = place.file("machine.toml");
     fs::write(&config, MACHINE.replace("CHECKS", CHECKS)).unwrap();
     place.up(&["--config", &config, "--image", &image()]);
+    have_addresses_at_once(&place);
     driver::programs(&place, &["net"], &["0", "2"]);
 
     have_addresses(&place);

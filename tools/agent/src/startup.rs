@@ -1,8 +1,8 @@
 //! Waits for what a node's other programs need: the broker of the device, and the network.
 //!
 //! They are started beside the agent, by the scripts of this project's init. The agent does not
-//! report the node as ready before them, so that programs find them. A script that starts nothing
-//! leaves a mark, so that there is no wait for it.
+//! report the node as ready before them, so that programs find them. A script leaves a mark when
+//! nothing comes for which there must be a wait, or has come.
 
 use std::fs;
 use std::path::Path;
@@ -16,13 +16,17 @@ pub(crate) const HELD: &str = "/run/tofu-held";
 const MARKS: &str = "/run/tofu-session";
 /// The folder of the brokers' sockets.
 const SOCKETS: &str = "/run/tofu";
-/// The state of the node's own network interface.
-const CARRIER: &str = "/sys/class/net/tofu0/carrier";
-/// The longest time to wait for the broker.
-const BROKER: Duration = Duration::from_secs(1);
-/// The longest time to wait for the network. It has to do without the device while a program has it
-/// alone.
-const NETWORK: Duration = Duration::from_secs(2);
+/// The node's own network interface.
+const INTERFACE: &str = "/sys/class/net/tofu0";
+/// The scripts.
+const SCRIPTS: &str = "/usr/local/lib/tofu/session";
+/// The longest time to wait for the broker, in guests that may be slow.
+const BROKER: Duration = Duration::from_secs(10);
+/// The longest time to wait for the network, whose script runs several programs. It has to do
+/// without the device while a program has it alone.
+const NETWORK: Duration = Duration::from_secs(30);
+/// The longest time to wait for each of them in a system with an init that may know neither.
+const OTHERS: Duration = Duration::from_secs(1);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -31,17 +35,19 @@ pub fn wait() {
     if Path::new(HELD).exists() {
         return;
     }
-    until(BROKER, || is_marked("broker") || has_socket(Path::new(SOCKETS)));
-    until(NETWORK, || {
-        is_marked("network")
-            // The driver's interface reports its carrier as soon as it is up. On the only node of a
-            // machine the carrier stays 0.
-            || match fs::read_to_string(CARRIER).as_deref().map(str::trim) {
-                Ok("1") => true,
-                Ok("0") => Path::new(CARRIER).with_file_name("tofu").exists(),
-                _ => false,
-            }
-    });
+    let marks = Path::new(MARKS);
+    let limit = |own| if Path::new(SCRIPTS).exists() { own } else { OTHERS };
+    until(limit(BROKER), || marks.join("broker").exists() || has_socket(Path::new(SOCKETS)));
+    until(limit(NETWORK), || marks.join("network").exists() || is_up(Path::new(INTERFACE)));
+}
+
+/// Returns whether an interface of `tofu-net` carries frames, before which it gets its addresses.
+///
+/// The driver's interface, which has this folder, carries frames as soon as it is up. The script
+/// gives it addresses later, and then leaves its mark.
+fn is_up(interface: &Path) -> bool {
+    let carrier = fs::read_to_string(interface.join("carrier"));
+    carrier.is_ok_and(|carrier| carrier.trim() == "1") && !interface.join("tofu").exists()
 }
 
 /// Waits until `is_done`, or for `limit`. Returns whether it is.
@@ -56,10 +62,6 @@ pub(crate) fn until(limit: Duration, is_done: impl Fn() -> bool) -> bool {
         }
         sleep(PAUSE);
     }
-}
-
-fn is_marked(script: &str) -> bool {
-    Path::new(MARKS).join(script).exists()
 }
 
 fn has_socket(folder: &Path) -> bool {
@@ -79,6 +81,20 @@ mod tests {
         assert!(!has_socket(folder.path()));
         fs::write(folder.path().join("0000:01:00.0.sock"), "").unwrap();
         assert!(has_socket(folder.path()));
+    }
+
+    #[test]
+    fn carrier_of_the_driver_is_not_enough() {
+        let folder = tempfile::tempdir().unwrap();
+        let is_up_with = |text: &str| {
+            fs::write(folder.path().join("carrier"), text).unwrap();
+            is_up(folder.path())
+        };
+        assert!(!is_up(folder.path()));
+        assert!(!is_up_with("0\n"));
+        assert!(is_up_with("1\n"));
+        fs::create_dir(folder.path().join("tofu")).unwrap();
+        assert!(!is_up_with("1\n"));
     }
 
     #[test]
