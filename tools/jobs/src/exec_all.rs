@@ -39,7 +39,8 @@ pub fn run_on_all(
     };
     let labels: Vec<_> = nodes.iter().map(label).collect();
     let (style, input, files) = (Style::Prefixed, Input::Nothing, [None, None]);
-    let options = Options { timeout, grace, style, input, files, noun: "command" };
+    let (noun, has_manager) = ("command", false);
+    let options = Options { timeout, grace, style, input, files, noun, has_manager };
     job::run(&signals, options, labels.clone(), &mut |number| {
         let index = number as usize;
         let node = nodes[index].index;

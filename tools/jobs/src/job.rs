@@ -27,6 +27,9 @@ use crate::spec::{JobSpec, RankFile};
 pub(crate) const EXIT_TIMEOUT: u8 = 124;
 /// The exit code after a node is lost, which is that of ranks that did not run to their ends.
 const EXIT_LOST: u8 = 126;
+/// The time within which the process manager may still report that a rank which has ended has
+/// aborted the job. The rank does not wait for that.
+const NEWS: Duration = Duration::from_secs(1);
 /// The time limit for a killed rank to die.
 const DEATH: Duration = Duration::from_secs(5);
 /// The time limit for nodes to be tidied up after a signal.
@@ -209,6 +212,8 @@ pub(crate) struct Options {
     pub(crate) files: [Option<RankFile>; 2],
     /// The name of a rank in messages.
     pub(crate) noun: &'static str,
+    /// True if there is a process manager, by which a rank can abort the job.
+    pub(crate) has_manager: bool,
 }
 
 /// Names of ranks.
@@ -241,7 +246,8 @@ impl Options {
         let timeout = spec.timeout.map(|timeout| timeout.0);
         let input = spec.input.clone().map_or(Input::Own, Input::File);
         let files = spec.files.clone();
-        Self { timeout, grace: spec.grace.0, style, input, files, noun: "rank" }
+        let (grace, has_manager) = (spec.grace.0, spec.mpi);
+        Self { timeout, grace, style, input, files, noun: "rank", has_manager }
     }
 }
 
@@ -439,6 +445,7 @@ pub(crate) fn run(
         left: 0,
         stage: Stage::Runs,
         until,
+        held: Vec::new(),
         code: 0,
         error: None,
     };
@@ -457,7 +464,7 @@ pub(crate) fn run(
         feed(Arc::clone(first), input)?;
     }
     let start = Instant::now();
-    while watch.left > 0 {
+    while watch.left > 0 || watch.stage == Stage::Unsure {
         match control.next(watch.until)? {
             Some(Event::Ended(rank, status)) => watch.ended(rank, status)?,
             Some(Event::Signal(signal)) => watch.interrupt(signal),
@@ -465,6 +472,7 @@ pub(crate) fn run(
             Some(Event::Lost { node, why }) => watch.lost(&node, &why)?,
             None => watch.time_is_over()?,
         }
+        watch.show_held()?;
     }
     if let Some(error) = watch.error {
         return Err(error);
@@ -489,6 +497,8 @@ fn feed(rank: Arc<dyn Rank>, mut input: Box<dyn Read + Send>) -> anyhow::Result<
 enum Stage {
     /// The job runs.
     Runs,
+    /// A rank has ended with an error. It may have aborted the job.
+    Unsure,
     /// A rank has failed; the others may still end by themselves.
     Failed,
     /// Ranks were signalled to end.
@@ -506,6 +516,9 @@ struct JobWatch {
     stage: Stage,
     /// When the stage ends.
     until: Option<Instant>,
+    /// Notes about ranks that have ended, as texts and objects. They are kept back while it is not
+    /// known why the first one has.
+    held: Vec<(String, Value)>,
     code: u8,
     error: Option<anyhow::Error>,
 }
@@ -565,7 +578,7 @@ impl JobWatch {
     }
 
     fn abort(&mut self, rank: u32, code: i32) -> io::Result<()> {
-        if self.stage != Stage::Runs {
+        if self.stage > Stage::Unsure {
             return Ok(());
         }
         let value = json!({ "event": "abort", "rank": rank, "code": code });
@@ -573,6 +586,10 @@ impl JobWatch {
             let screen = lock(&self.screen);
             let text = format!("{} has aborted the job with code {code}", screen.name(rank));
             screen.note(&text, &value)?;
+        }
+        if self.options.style != Style::Json {
+            // That is why they have ended.
+            self.held.clear();
         }
         // A value that is no exit code, or would look like success, becomes 1, the commonest
         // failure.
@@ -630,14 +647,26 @@ impl JobWatch {
         });
         // Ranks that were ended by this process are not reported.
         if self.options.style == Style::Json || (code != 0 && self.stage < Stage::Asked) {
-            let screen = lock(&self.screen);
-            screen.note(&format!("{} {words}", screen.name(rank)), &value)?;
+            let text = format!("{} {words}", lock(&self.screen).name(rank));
+            self.held.push((text, value));
         }
         if first {
             self.code = code;
-            self.enter(Stage::Failed, self.options.grace);
+            match status {
+                Ok(Status::Code(_)) if self.options.has_manager => self.enter(Stage::Unsure, NEWS),
+                _ => self.enter(Stage::Failed, self.options.grace),
+            }
         }
         Ok(())
+    }
+
+    /// Shows the notes that were kept back, unless it is too early for that.
+    fn show_held(&mut self) -> io::Result<()> {
+        if self.stage == Stage::Unsure {
+            return Ok(());
+        }
+        let screen = lock(&self.screen);
+        self.held.drain(..).try_for_each(|(text, value)| screen.note(&text, &value))
     }
 
     fn time_is_over(&mut self) -> anyhow::Result<()> {
@@ -653,6 +682,9 @@ impl JobWatch {
                 lock(&self.screen).note(&text, &value)?;
                 self.code = EXIT_TIMEOUT;
                 self.ask(SIGTERM);
+            }
+            Stage::Unsure => {
+                self.enter(Stage::Failed, self.options.grace.saturating_sub(NEWS));
             }
             Stage::Failed => self.ask(SIGTERM),
             Stage::Asked => self.kill(),

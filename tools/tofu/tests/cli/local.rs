@@ -355,6 +355,27 @@ fn ranks_of_mpi_find_each_other() {
     assert!(said.err.contains("has aborted the job with code 9"), "{said:?}");
 }
 
+/// A rank does not wait for the process manager, so that either can be the first to tell.
+#[test]
+fn aborts_are_reported_in_any_order() {
+    let jobs = Jobs::new();
+    let program = |order: &str| {
+        let connect = "exec 3<>/dev/tcp/${PMI_PORT%:*}/${PMI_PORT#*:}; \
+                       abort() { echo cmd=initack pmiid=1; echo cmd=abort exitcode=7; }";
+        let rank = format!("{connect}\n[ $PMI_RANK = 1 ] || exec sleep 60\n{order}\nexit 3");
+        jobs.run(&["--mpi", "-n", "2", "--grace", "20s", "bash", "-c", &rank])
+    };
+    let aborted = "tofu: rank 1 at (1,0,0,0,0,0) has aborted the job with code 7\n";
+    for order in ["abort >&3; sleep 0.3", "(sleep 0.3; abort >&3) >/dev/null 2>&1 &"] {
+        let said = program(order);
+        assert_eq!((said.code, said.err.as_str()), (Some(7), aborted), "{order}");
+    }
+    // One that does not abort has failed.
+    let said = program(":");
+    let failed = "tofu: rank 1 at (1,0,0,0,0,0) has failed with exit code 3\n";
+    assert_eq!((said.code, said.err.as_str()), (Some(3), failed));
+}
+
 #[test]
 fn provider_works_without_libfabric() {
     let jobs = Jobs::new();
