@@ -115,8 +115,15 @@ impl<R: Fn(Abort)> Server<R> {
             if let Some(answer) = self.answer(rank, command, &words, &client)? {
                 client.write_all(answer.as_bytes())?;
             }
-            if command == "finalize" {
-                break;
+            match command {
+                "finalize" => break,
+                "abort" => {
+                    // What follows is the rest of its message, which may have several lines. How
+                    // the rank ends does not matter any more.
+                    let _ = io::copy(&mut lines, &mut io::sink());
+                    break;
+                }
+                _ => {}
             }
         }
         Ok(())
@@ -205,7 +212,7 @@ impl<R: Fn(Abort)> Server<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, Shutdown};
     use std::sync::mpsc;
 
     struct Client {
@@ -278,8 +285,13 @@ mod tests {
         assert!(ranks[0].ask("cmd=get kvsname=tofu key=none").contains(" rc=-1 "));
         assert!(ranks[0].ask("cmd=get kvsname=other key=card-1").contains(" rc=-1 "));
         assert!(ranks[1].ask("mcmd=spawn").contains(" rc=-1 "));
-        ranks[1].say("cmd=abort exitcode=7");
+        // The lines of its message are no requests.
+        ranks[1].say("cmd=abort exitcode=7 message=Fatal error:\n\ncmd=put key=late value=1");
         assert_eq!(aborts.recv().unwrap(), Abort { rank: 1, code: 7 });
+        ranks[1].say("cmd=get key=card-0");
+        ranks[1].out.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(ranks[1].hear(), "");
+        assert!(ranks[0].ask("cmd=get kvsname=tofu key=late").contains(" rc=-1 "));
         assert_eq!(ranks[0].ask("cmd=finalize"), "cmd=finalize_ack rc=0");
         assert_eq!(ranks[0].hear(), "");
     }
