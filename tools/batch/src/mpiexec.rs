@@ -804,13 +804,13 @@ mod tests {
         assert_eq!(input(&given, None, true), Some("/dev/null".into()));
         assert_eq!(given.ignored, ["-launcher-exec /bin/pjrsh", "-nolocal"]);
         for (text, expected) in [
-            ("-np 0 a", "-np 0: must be a whole number from 1 to 256"),
+            ("-np 0 a", "-np 0: must be a whole number from 1 to 4608"),
             ("-n", "-n: a value must follow"),
             ("-n 2", "no program named"),
             ("-ranks 2 a", "-ranks: no such option"),
             ("-n 2 a : b", "of several programs each needs -n"),
             ("-n 2 a :", "no program named"),
-            ("-n 200 a : -n 200 b", "-n 400: up to 256 ranks in all"),
+            ("-n 4000 a : -n 4000 b", "-n 8000: up to 4608 ranks in all"),
             ("--app none", "cannot read none"),
             ("-x =1 a", "-x =1: must be NAME=VALUE"),
             ("-timeout 1m a", "-timeout 1m: must be a number of seconds"),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The most nodes and the most processes of a job here.
-pub(crate) const MOST: u32 = 256;
+pub(crate) const MOST: u32 = tofu_jobs::MOST_RANKS;
 /// The cores of a node of Fugaku's, and the most ranks on one that have control queues here.
 pub(crate) const CORES: u32 = 48;
 /// The resource groups that there seem to be: any other name is as good.
@@ -228,7 +228,8 @@ fn parameter(item: &str) -> Result<Mpi, String> {
         },
         "max-proc-per-node" => {
             let most = number(value).filter(|most| *most <= MOST);
-            Mpi::PerNode(most.ok_or_else(|| bad("a whole number from 1 to 256"))?)
+            let allowed = format!("a whole number from 1 to {MOST}");
+            Mpi::PerNode(most.ok_or_else(|| bad(&allowed))?)
         }
         "rank-map-bynode" | "rank-map-bychip" if !order_is_known => {
             return Err(bad("an order of axes, such as XY or ZYX"));
@@ -296,8 +297,8 @@ mod tests {
             ("node=0", "node=0: must be one to three lengths"),
             ("node=2x2x2x2", "node=2x2x2x2: must be one to three lengths"),
             ("node=4:ring", "and behind a colon torus, mesh, noncont"),
-            ("node=16384", "node=16384: must be up to 256 nodes"),
-            ("node=99999x99999", "node=99999x99999: must be up to 256 nodes"),
+            ("node=16384", "node=16384: must be up to 4608 nodes"),
+            ("node=99999x99999", "node=99999x99999: must be up to 4608 nodes"),
             ("node", "node: must be one to three lengths"),
             ("elapse=soon", "elapse=soon: must be a time such as 600"),
             ("rscgrp=", "rscgrp=: must be a name"),
@@ -317,9 +318,9 @@ mod tests {
         assert_eq!(mpi("rank-map-bynode=YX").unwrap(), [Mpi::ByNode]);
         assert_eq!(mpi("rank-map-hostfile=a=b").unwrap(), [Mpi::HostFile("a=b".to_owned())]);
         for (text, expected) in [
-            ("proc=512", "proc=512 is greater than the upper limit (256)"),
+            ("proc=9216", "proc=9216 is greater than the upper limit (4608)"),
             ("proc=", "proc=: must be a whole number from 1"),
-            ("max-proc-per-node=0", "must be a whole number from 1 to 256"),
+            ("max-proc-per-node=0", "must be a whole number from 1 to 4608"),
             ("rank-map-bynode=XX", "must be an order of axes"),
             ("procs=4", "procs=4: no such parameter; did you mean proc?"),
         ] {

@@ -38,7 +38,7 @@ use tofu_control::MachineName;
 use tofu_control::{node_name, rundir};
 use tofu_fabric::Shape;
 use tofu_image::Arch;
-use tofu_jtofu::{Mapinfo, System};
+use tofu_jtofu::{Mapinfo, System, vars};
 use tofu_spec::MachineSpec;
 use tofu_spec::plan::Plan;
 use tofu_spec::units::{Doorbell, Interconnect, LinkMode};
@@ -63,10 +63,14 @@ use crate::queue_owner::{QueueOwner, SharedNode};
 use crate::spec::JobSpec;
 use crate::{elf, libraries};
 
-/// The most ranks. Each takes threads and descriptors here, in addition to its process.
-const MOST: u32 = 256;
-/// The longest mapinfo that is passed as a variable, for which Linux permits 128 KiB.
+/// The most ranks of a job with `--local`, and the most of its nodes: those of 96 nodes of Fugaku's
+/// with one for each core. Each takes a process, and threads and descriptors of this one.
+pub const MOST_RANKS: u32 = 4608;
+/// The longest mapinfo that is passed as a variable, for which Linux permits 128 KiB. A longer one
+/// is passed as a file.
 const MOST_IN_VARIABLE: usize = 100 << 10;
+/// That file, in the run directory.
+const MAP: &str = "mapinfo.json";
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Bytes of one read from a rank's output.
 const CHUNK: usize = 64 << 10;
@@ -104,10 +108,7 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     }
     let own: Vec<(OsString, OsString)> =
         spec.env.iter().map(|var| (var.name.clone().into(), var.value.clone().into())).collect();
-    let map = placement.info.to_json();
-    if map.len() > MOST_IN_VARIABLE {
-        bail!("-n {ranks}: the map of so many ranks is too long for a variable");
-    }
+    let map = host.map(&placement)?;
     let labels = Label::of_ranks(ranks, |rank| format!("at {}", placement.node(rank)));
     let code = job::run(&control, Options::new(spec), labels, &mut |rank| {
         let program = &programs[spec.program_of(rank, ranks)];
@@ -124,7 +125,7 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
         if let Some(mpi) = &mpi {
             mpi.set(&mut command, rank, &placement);
         }
-        command.env(tofu_jtofu::vars::MAPINFO, &map);
+        command.env(map.0, &map.1);
         command.envs(own.iter().map(|(name, value)| (name, value)));
         Process::start(command, Given::to(rank, spec))
             .map(|process| Arc::new(process) as Arc<dyn Rank>)
@@ -132,7 +133,21 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     // All processes that the ranks have started end with the janitor.
     drop(session);
     drop(host);
-    code
+    code.map_err(|error| about_limit(error, ranks))
+}
+
+/// Says which limit an error is about, if too few files may be open for so many ranks.
+fn about_limit(error: anyhow::Error, ranks: u32) -> anyhow::Error {
+    let of_files = |error: &(dyn std::error::Error + 'static)| {
+        let number = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        number == Some(Errno::MFILE.raw_os_error())
+    };
+    match (error.chain().any(of_files), getrlimit(Resource::Nofile).current) {
+        (true, Some(most)) => error.context(format!(
+            "-n {ranks}: too many ranks for the {most} files that may be open (`ulimit -Hn`)"
+        )),
+        _ => error,
+    }
 }
 
 /// Returns the way of a program's messages by MPI. Tells the user if it needs `--mpi`.
@@ -255,11 +270,11 @@ fn find_machine(spec: &JobSpec, wanted: Wanted) -> anyhow::Result<(Shape, Placem
     let ppn = wanted.ppn.unwrap_or(1);
     let nodes = wanted.map.map_or(0, |map| map.nodes());
     let nodes = nodes.max(wanted.ranks.unwrap_or(1).div_ceil(ppn));
-    if nodes > MOST {
-        bail!("{nodes} nodes are too many: with --local a job has up to {MOST}");
+    if nodes > MOST_RANKS {
+        bail!("{nodes} nodes are too many: with --local a job has up to {MOST_RANKS}");
     }
-    if let Some(ranks) = wanted.ranks.filter(|ranks| *ranks > MOST) {
-        bail!("-n {ranks}: with --local a job has up to {MOST} ranks");
+    if let Some(ranks) = wanted.ranks.filter(|ranks| *ranks > MOST_RANKS) {
+        bail!("-n {ranks}: with --local a job has up to {MOST_RANKS} ranks");
     }
     let shapes = match given {
         Some(shape) if shape.compute_nodes() < nodes => {
@@ -275,8 +290,8 @@ fn find_machine(spec: &JobSpec, wanted: Wanted) -> anyhow::Result<(Shape, Placem
     for shape in shapes.into_iter().filter(|shape| given.is_some() || shape.nodes() >= nodes) {
         let system = System::new(shape).with_failed(shape.io_nodes())?;
         match lay(&system, wanted) {
-            Ok(job) if job.processes() > MOST => {
-                bail!("{} ranks: with --local a job has up to {MOST}", job.processes())
+            Ok(job) if job.processes() > MOST_RANKS => {
+                bail!("{} ranks: with --local a job has up to {MOST_RANKS}", job.processes())
             }
             Ok(job) => {
                 let job = in_order(job, &spec.order)?;
@@ -293,8 +308,8 @@ fn shapes() -> Vec<Shape> {
     let lengths = [1, 2, 3, 4, 6, 8].into_iter();
     let boxes = lengths.clone().flat_map(|x| lengths.clone().map(move |y| (x, y)));
     let boxes = boxes.flat_map(|(x, y)| lengths.clone().map(move |z| [x, y, z]));
-    let rows = (9..=MOST.div_ceil(12)).map(|x| [x, 1, 1]);
-    let units = boxes.chain(rows).filter(|[x, y, z]| x * y * z <= MOST.div_ceil(12));
+    let rows = (9..=MOST_RANKS.div_ceil(12)).map(|x| [x, 1, 1]);
+    let units = boxes.chain(rows).filter(|[x, y, z]| x * y * z <= MOST_RANKS.div_ceil(12));
     let units = units.map(|[x, y, z]| format!("{x}x{y}x{z}x2x3x2"));
     let parts = ["1x1x1", "2x1x1", "1x3x1", "2x1x2", "2x3x1"].map(|abc| format!("1x1x1x{abc}"));
     let shapes = parts.into_iter().chain(units);
@@ -452,6 +467,17 @@ impl LocalMachine {
         };
         let folder = session.dir.path().to_owned();
         Ok(Self { nodes: HashMap::new(), running, registry, folder, namespaces, name })
+    }
+
+    /// Returns the variable that tells ranks the mapinfo, or a file with it in the run directory.
+    fn map(&self, placement: &Placement) -> anyhow::Result<(&'static str, OsString)> {
+        let map = placement.info.to_json();
+        if map.len() <= MOST_IN_VARIABLE {
+            return Ok((vars::MAPINFO, map.into()));
+        }
+        let file = self.folder.join(MAP);
+        fs::write(&file, map).with_context(|| format!("cannot write {}", file.display()))?;
+        Ok((vars::FILE, file.into()))
     }
 
     /// Serves a rank's node. Returns the rank's socket, in the form that its library expects, and

@@ -203,8 +203,8 @@ fn mistakes_are_one_line() {
             "#!/bin/sh\n\n#PJM -L node=0\n",
             "[ERR.] PJM 0099 pjsub job.sh line 3: -L node=0: must be",
         ),
-        ("#PJM -L node=9999\n", "PJM 0057 pjsub job.sh line 1: -L node=9999: must be up to 256"),
-        ("#PJM --mpi proc=512\n", "--mpi proc=512 is greater than the upper limit (256)"),
+        ("#PJM -L node=9999\n", "PJM 0057 pjsub job.sh line 1: -L node=9999: must be up to 4608"),
+        ("#PJM --mpi proc=9216\n", "--mpi proc=9216 is greater than the upper limit (4608)"),
         ("#PJM -L nodes=2\n", "no such resource; did you mean node?"),
         ("#PJM --rsc-lst node=2\n", "--rsc-lst: no such option; did you mean --rsc-list?"),
         ("#PJM -L 'node=2\n", "job.sh line 1: a quote is not closed"),
@@ -279,9 +279,9 @@ fn held_jobs_wait_and_are_changed() {
     site.run(&["pjwait", "2"]).ok();
     assert_eq!(site.read("b.sh.2.out"), "b\n");
     assert!(site.run(&["pjstat", "--rsc", "-b"]).ok().contains("[ENABLE,START]"));
-    assert!(site.run(&["pjstat", "--limit"]).ok().contains("256"));
+    assert!(site.run(&["pjstat", "--limit"]).ok().contains("4608"));
     assert!(site.run(&["pjshowrsc", "--rg", "x"]).ok().contains("rscunit_ft01  x"));
-    assert!(site.run(&["pjacl"]).ok().contains("node: 1 to 256"));
+    assert!(site.run(&["pjacl"]).ok().contains("node: 1 to 4608"));
 }
 
 #[test]

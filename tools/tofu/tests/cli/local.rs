@@ -355,6 +355,24 @@ fn ranks_of_mpi_find_each_other() {
     assert!(said.err.contains("has aborted the job with code 9"), "{said:?}");
 }
 
+/// As many as a job of 96 nodes with 4 each, in the place of its torus.
+#[test]
+fn hundreds_of_ranks_are_one_job() {
+    let jobs = Jobs::new();
+    let print = "echo $TOFU_RANK: of $TOFU_SIZE";
+    let args = ["-n", "384", "--map", "8x12", "--ppn", "4", "--no-prefix", "sh", "-c", print];
+    let expected: Vec<_> = (0..384).map(|rank| format!("{rank}: of 384")).collect();
+    assert_eq!(jobs.lines(&args), expected);
+    // A limit that is too low for them is named.
+    let command = jobs.command(&["-n", "384", "true"]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 300 && exec \"$0\" \"$@\""]).arg(command.get_program());
+    limited.args(command.get_args());
+    limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let error = jobs.place.run_command(limited).error();
+    assert!(error.contains("-n 384: too many ranks for the 300 files"), "{error}");
+}
+
 /// A rank does not wait for the process manager, so that either can be the first to tell.
 #[test]
 fn aborts_are_reported_in_any_order() {
@@ -835,10 +853,10 @@ fn mistakes_are_one_line() {
     let here = Path::new(HERE).join("Cargo.toml");
     for (args, expected) in [
         (&["-n", "0", "true"][..], "-n 0: a job has one rank or more"),
-        (&["-n", "1000", "true"], "1000 nodes are too many: with --local a job has up to 256"),
+        (&["-n", "5000", "true"], "5000 nodes are too many: with --local a job has up to 4608"),
         (&["-n", "3", "--shape", "1x1x1x2x1x1", "true"], "has 2 nodes, and the job needs 3"),
         (&["--ppn", "49", "true"], "--ppn 49: a node has 1 to 48 ranks"),
-        (&["--map", "200", "--ppn", "4", "true"], "800 ranks: with --local a job has up to 256"),
+        (&["--map", "200", "--ppn", "40", "true"], "8000 ranks: with --local a job has up to 4608"),
         (&["--copy", "Cargo.toml", "true"], "--copy is for ranks on nodes"),
         (&["--cwd", "no-such-folder", "true"], "--cwd no-such-folder: cannot read it"),
         (&["no-such-program"], "there is no program no-such-program"),
