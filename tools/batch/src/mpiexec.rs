@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -55,6 +56,17 @@ enum Sink {
     Shared(String),
     /// One for each rank.
     PerRank(String),
+    /// One for each rank, in its folder inside this one, as Open MPI has it.
+    Folder(String),
+}
+
+impl Sink {
+    /// Reads the value of Open MPI's option. What may follow behind a colon is about the number of
+    /// the job, which is always 1, and about copies.
+    fn folder(mut value: String) -> Self {
+        value.truncate(value.find(':').unwrap_or(value.len()));
+        Self::Folder(value)
+    }
 }
 
 /// The meaning of an option.
@@ -65,8 +77,8 @@ enum Action {
     OnePerNode,
     Places,
     Timeout,
-    /// The redirected outputs, and whether each rank has its own file.
-    Output(Which, bool),
+    /// The redirected outputs, and how their value names files.
+    Output(Which, fn(String) -> Sink),
     Input,
     Variable,
     /// A name and a value as two words.
@@ -101,18 +113,18 @@ const OPTIONS: [(&str, Action); 143] = [
     ("npernode", Action::PerNode),
     ("N", Action::PerNode),
     ("vcoordfile", Action::Places),
-    ("of", Output(Which::Both, false)),
-    ("std", Output(Which::Both, false)),
-    ("of-proc", Output(Which::Both, true)),
-    ("std-proc", Output(Which::Both, true)),
-    ("ofout", Output(Which::Out, false)),
-    ("stdout", Output(Which::Out, false)),
-    ("ofout-proc", Output(Which::Out, true)),
-    ("stdout-proc", Output(Which::Out, true)),
-    ("oferr", Output(Which::Err, false)),
-    ("stderr", Output(Which::Err, false)),
-    ("oferr-proc", Output(Which::Err, true)),
-    ("stderr-proc", Output(Which::Err, true)),
+    ("of", Output(Which::Both, Sink::Shared)),
+    ("std", Output(Which::Both, Sink::Shared)),
+    ("of-proc", Output(Which::Both, Sink::PerRank)),
+    ("std-proc", Output(Which::Both, Sink::PerRank)),
+    ("ofout", Output(Which::Out, Sink::Shared)),
+    ("stdout", Output(Which::Out, Sink::Shared)),
+    ("ofout-proc", Output(Which::Out, Sink::PerRank)),
+    ("stdout-proc", Output(Which::Out, Sink::PerRank)),
+    ("oferr", Output(Which::Err, Sink::Shared)),
+    ("stderr", Output(Which::Err, Sink::Shared)),
+    ("oferr-proc", Output(Which::Err, Sink::PerRank)),
+    ("stderr-proc", Output(Which::Err, Sink::PerRank)),
     ("stdin", Action::Input),
     ("x", Action::Variable),
     ("env", Action::NamedVariable),
@@ -151,7 +163,7 @@ const OPTIONS: [(&str, Action); 143] = [
     ("rf", Ignore(1)),
     ("nooversubscribe", Ignore(0)),
     ("mca-params", Ignore(1)),
-    ("output-filename", Ignore(1)),
+    ("output-filename", Output(Which::Both, Sink::folder)),
     ("q", Ignore(0)),
     ("quiet", Ignore(0)),
     ("d", Ignore(0)),
@@ -198,8 +210,8 @@ const OPTIONS: [(&str, Action); 143] = [
     ("merge-stderr-to-stdout", Ignore(0)),
     ("rr", Ignore(0)),
     ("grr", Ignore(1)),
-    ("outfile-pattern", Output(Which::Out, false)),
-    ("errfile-pattern", Output(Which::Err, false)),
+    ("outfile-pattern", Output(Which::Out, Sink::Shared)),
+    ("errfile-pattern", Output(Which::Err, Sink::Shared)),
     ("configfile", Action::App),
     ("pernode", Action::OnePerNode),
     ("timeout", Action::Timeout),
@@ -362,9 +374,8 @@ impl Call {
             Action::OnePerNode => self.per_node = Some(1),
             Action::Timeout => self.timeout = Some(words.timeout()?),
             Action::Places => self.places = Some(words.next()?),
-            Output(which, own) => {
-                let value = words.next()?;
-                let sink = if own { Sink::PerRank(value) } else { Sink::Shared(value) };
+            Output(which, named) => {
+                let sink = named(words.next()?);
                 if which != Which::Err {
                     self.out = Some(sink.clone());
                 }
@@ -522,8 +533,8 @@ fn file(name: String) -> RankFile {
     RankFile { name, empty: !empty }
 }
 
-/// The file of an output.
-fn sink(sink: &Sink, job: Option<&Job>) -> RankFile {
+/// The file of the output `name` of so many ranks.
+fn sink(sink: &Sink, name: &str, ranks: u32, job: Option<&Job>) -> RankFile {
     let expand = |form: &str| {
         let call = job.map_or(1, |job| job.call).to_string();
         // Ranks are filled in later, and so is a percent sign.
@@ -538,6 +549,10 @@ fn sink(sink: &Sink, job: Option<&Job>) -> RankFile {
         Sink::PerRank(form) => {
             let call = job.map_or(1, |job| job.call);
             file(format!("{}.{call}.%r", expand(form)))
+        }
+        Sink::Folder(form) => {
+            let digits = ranks.to_string().len();
+            file(format!("{}/1/rank.%{digits}r/{name}", expand(form)))
         }
     }
 }
@@ -588,12 +603,12 @@ fn input(call: &Call, job: Option<&Job>, local: bool) -> Option<PathBuf> {
     given.or_else(|| kept.then(|| PathBuf::from("/dev/null")))
 }
 
-/// Returns the files of both outputs.
-fn files(call: &Call, job: Option<&Job>) -> [Option<RankFile>; 2] {
+/// Returns the files of both outputs of so many ranks, or of one.
+fn files(call: &Call, ranks: Option<u32>, job: Option<&Job>) -> [Option<RankFile>; 2] {
     // An interactive job writes to its terminal.
     let usual = job.filter(|job| !job.record.request.interactive);
     [(&call.out, "stdout"), (&call.err, "stderr")].map(|(given, name)| match given {
-        Some(given) => Some(sink(given, job)),
+        Some(given) => Some(sink(given, name, ranks.unwrap_or(1), job)),
         None => usual.map(|job| job.usual(name)),
     })
 }
@@ -655,7 +670,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
     let time = time(&call, request)?;
     let machine = if time.is_some() { None } else { machine(&call, request)? };
     let local = machine.is_none() && time.is_none();
-    let (files, input) = (files(&call, job), input(&call, job, local));
+    let (files, input) = (files(&call, ranks, job), input(&call, job, local));
     let others = call.others.into_iter();
     Ok(JobSpec {
         ranks,
@@ -686,8 +701,8 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         driver: None,
         links: None,
         time: time.as_ref().map(Modelled::of_job).unwrap_or_default(),
-        program: bare(call.program, local),
-        others: others.map(|(ranks, words)| (ranks, bare(words, local))).collect(),
+        program: found(bare(call.program, local)),
+        others: others.map(|(ranks, words)| (ranks, found(bare(words, local)))).collect(),
     })
 }
 
@@ -700,6 +715,23 @@ fn bare(words: Vec<String>, local: bool) -> Vec<String> {
     }
     let _ = writeln!(io::stderr(), "mpiexec: ignored: {}", words[0]);
     inner.to_vec()
+}
+
+/// Returns a program with its place if only this folder has it: as Open MPI does, which looks here
+/// when `PATH` has no such program.
+fn found(mut words: Vec<String>) -> Vec<String> {
+    let is_program = |path: &Path| {
+        let mode = fs::metadata(path).map(|file| (file.is_file(), file.permissions().mode()));
+        mode.is_ok_and(|(is_file, mode)| is_file && mode & 0o111 != 0)
+    };
+    if let Some(name) = words.first_mut().filter(|name| !name.contains('/')) {
+        let folders = env::var_os("PATH").unwrap_or_default();
+        let in_path = env::split_paths(&folders).any(|folder| is_program(&folder.join(&*name)));
+        if !in_path && is_program(Path::new(name)) {
+            name.insert_str(0, "./");
+        }
+    }
+    words
 }
 
 /// Returns the torus of a call, and the ranks on each node. A call with few ranks has all nodes of
@@ -835,10 +867,15 @@ mod tests {
         let job = Job { record: record(Part::Bulk(3), Request::default()), call: 2 };
         let path = |file: RankFile| file.path(1500).display().to_string();
         assert_eq!(path(job.usual("stdout")), "output.12[3]/1000/2/stdout.2.1500");
-        let of = |form: &str, job| path(sink(&Sink::Shared(form.into()), job));
+        let of = |form: &str, job| path(sink(&Sink::Shared(form.into()), "stdout", 60, job));
         assert_eq!(of("%n.%j.%m.%b.%06r.%%r", Some(&job)), "job.sh.12[3].2.3.001500.%r");
         assert_eq!(of("%n.%r.%%", None), "%n.1500.%");
-        assert_eq!(path(sink(&Sink::PerRank("o/%/1000R/e".into()), Some(&job))), "o/1000/e.2.1500");
+        let own = Sink::PerRank("o/%/1000R/e".into());
+        assert_eq!(path(sink(&own, "stderr", 2000, Some(&job))), "o/1000/e.2.1500");
+        let folder = Sink::Folder("log/%j".into());
+        let of = |ranks| path(sink(&folder, "stderr", ranks, Some(&job)));
+        assert_eq!(of(2000), "log/12[3]/1/rank.1500/stderr");
+        assert_eq!(of(20_000), "log/12[3]/1/rank.01500/stderr");
     }
 
     #[test]
