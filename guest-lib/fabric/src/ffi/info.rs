@@ -47,6 +47,7 @@ const CAPS: u64 = MESSAGES
 const DEFAULT: u64 = CAPS & !abi::ATOMIC & !abi::RMA_EVENT;
 const TX_CAPS: u64 = abi::MSG | abi::TAGGED | abi::SEND | ACCESSES | OWN;
 const RX_CAPS: u64 = CAPS & !abi::SEND & !OWN & !abi::LOCAL_COMM & !abi::REMOTE_COMM;
+const DOMAIN_CAPS: u64 = abi::LOCAL_COMM | abi::REMOTE_COMM;
 /// Sends are in order, and so are accesses that travel through slots.
 const ORDER: u64 = abi::ORDER_SAS | abi::ORDER_ACCESSES;
 /// Flags of sends that can be the default. A send through slots completes when the message is in
@@ -65,12 +66,13 @@ fn may_have_device() -> bool {
     env::var_os("TOFU_PROVIDER").is_some() || env::var_os("TOFU_RANK").is_some()
 }
 
-/// `fi_getinfo`.
+/// `fi_getinfo`. There are no names of peers, so that a node or a service of one is refused. Those
+/// of the endpoint itself make no difference.
 pub(super) unsafe extern "C" fn getinfo(
     version: u32,
-    _node: *const c_char,
-    _service: *const c_char,
-    _flags: u64,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
     hints: *const Info,
     info: *mut *mut Info,
 ) -> c_int {
@@ -79,6 +81,8 @@ pub(super) unsafe extern "C" fn getinfo(
         let hints = unsafe { hints.as_ref() };
         // SAFETY: guaranteed by the caller.
         let fits = hints.is_none_or(|hints| unsafe { fits(hints) });
+        let names_peer = flags & abi::SOURCE == 0 && !(node.is_null() && service.is_null());
+        let fits = fits && !names_peer;
         if info.is_null() || !fits || !may_have_device() || !tofucom::is_there() {
             return abi::NO_DATA;
         }
@@ -153,6 +157,7 @@ unsafe fn fits(hints: &Info) -> bool {
             && domain.data_progress != abi::PROGRESS_AUTO
             && domain.cq_data_size <= 8
             && domain.auth_key_size == 0
+            && domain.caps & !DOMAIN_CAPS == 0
     });
     // SAFETY: guaranteed by the caller.
     let fabric = fabric.is_none_or(|fabric| unsafe { is_named(fabric.name) });
@@ -207,6 +212,9 @@ unsafe fn offer(version: u32, hints: Option<&Info>) -> Option<*mut Info> {
             next: ptr::null_mut(),
             caps,
             addr_format: FORMAT,
+            // It gets its address when it is enabled; until then there is room for one.
+            src_addr: zeroed::<[u8; ADDRESS]>()?.cast(),
+            src_addrlen: ADDRESS,
             tx_attr: tx,
             rx_attr: rx,
             ep_attr: ep,
@@ -277,7 +285,7 @@ unsafe fn describe_domain(version: u32, hints: Option<&Info>, domain: *mut Domai
             cntr_cnt: 1024,
             mr_iov_limit: 1,
             mr_cnt: 1 << 16,
-            caps: abi::LOCAL_COMM | abi::REMOTE_COMM,
+            caps: DOMAIN_CAPS,
             ..domain.read()
         };
     }

@@ -285,6 +285,13 @@ int main(int argc, char **argv) {
     if (rank && rank != other) return 0;
     rank = rank != 0;
     CHECK(!provider->getinfo(1 << 16 | 17, NULL, NULL, 0, NULL, &info) && !info->next);
+    /* The endpoint's address is not known yet. Peers have no names. */
+    CHECK(info->src_addr && info->src_addrlen == 16 && !info->dest_addr);
+    struct info *own, *named = NULL;
+    CHECK(!provider->getinfo(1 << 16 | 17, "localhost", "7", 1ull << 57, NULL, &own));
+    CHECK(own->src_addrlen == 16);
+    CHECK(provider->getinfo(1 << 16 | 17, "localhost", NULL, 0, NULL, &named) == -ENODATA_);
+    CHECK(provider->getinfo(1 << 16 | 17, NULL, "7", 0, NULL, &named) == -ENODATA_ && !named);
     struct info other_kind = {.caps = 1 << 5};
     struct info *none;
     CHECK(provider->getinfo(1 << 16 | 17, NULL, NULL, 0, &other_kind, &none) == -ENODATA_);
