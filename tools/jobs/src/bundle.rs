@@ -14,6 +14,7 @@ use tofu_image::{Arch, Progress};
 
 use crate::closure::{closure, without_mpis};
 use crate::elf::Family;
+use crate::folder::SEARCH;
 use crate::libraries::{Closure, PROVIDER};
 use crate::machine::Machine;
 use crate::mpi::CHOICE;
@@ -83,6 +84,8 @@ pub(crate) struct Bundle {
     linked: Option<(String, Family)>,
     /// The Python of the nodes that programs run, if any.
     python: Option<String>,
+    /// True if the job brings an mpich that can use libfabric.
+    brings_mpich: bool,
     /// The provider of libfabric, if the programs' MPI is to use it.
     provider: Option<PathBuf>,
     /// Programs that ranks may start by themselves.
@@ -299,6 +302,7 @@ impl Bundle {
             family: None,
             linked: None,
             python: None,
+            brings_mpich: false,
             provider: None,
             folder: folder::programs(spec),
             loader: None,
@@ -331,6 +335,10 @@ impl Bundle {
         }
         // A script may start programs that are.
         bundle.family = bundle.family.or_else(|| folder::family(&bundle.folder));
+        bundle.brings_mpich = spec.mpi && folder::brings_mpich(spec);
+        if bundle.brings_mpich {
+            bundle.family = bundle.family.or(Some(Family::Mpich));
+        }
         // The user names that of a program that loads it.
         if spec.mpi && bundle.family.is_none() {
             bundle.family = mpi::named(spec)?;
@@ -359,7 +367,7 @@ impl Bundle {
         }
         match &self.linked {
             // A folder of the user's may have it.
-            Some(_) if spec.env.iter().any(|own| own.name == "LD_LIBRARY_PATH") => Ok(()),
+            Some(_) if spec.env.iter().any(|own| own.name == SEARCH) => Ok(()),
             Some((program, family)) => node_mpi::check(machine, program, *family),
             None => Ok(()),
         }
@@ -391,11 +399,12 @@ impl Bundle {
             self.ours = libraries::find_arm64(progress)?.0;
         }
         let chosen = spec.env.iter().any(|variable| variable.name == CHOICE);
-        if matches!(self.family, Some(Family::OpenMpi { .. }))
-            && spec.mpi
-            && Arch::own() == Some(machine)
-            && !chosen
-        {
+        let by_libfabric = match self.family {
+            Some(Family::OpenMpi { .. }) => true,
+            Some(Family::Mpich) => self.brings_mpich,
+            None => false,
+        };
+        if by_libfabric && spec.mpi && Arch::own() == Some(machine) && !chosen {
             match libraries::find_provider() {
                 Ok(provider) => self.provider = Some(provider),
                 Err(error) => log::warn!("MPI's messages do not go over Tofu: {error:#}"),
@@ -419,7 +428,10 @@ impl Bundle {
 
     /// Returns a line that tells the way of MPI's messages, if it is not the image's.
     pub(crate) fn way(&self) -> Option<&'static str> {
-        self.provider.as_ref().map(|_| "MPI's messages go over Tofu, by libfabric of Open MPI")
+        self.provider.as_ref().map(|_| match self.family {
+            Some(Family::Mpich) => "MPI's messages go over Tofu, by libfabric of the job's mpich",
+            _ => "MPI's messages go over Tofu, by libfabric of Open MPI",
+        })
     }
 
     /// Returns a message for the user about the program and MPI, if there is one.
@@ -550,9 +562,18 @@ impl Bundle {
             .collect();
         all.extend([
             (tofu_jtofu::vars::FILE.to_owned(), format!("{folder}/{MAP}")),
-            ("LD_LIBRARY_PATH".to_owned(), ours.clone()),
+            (SEARCH.to_owned(), ours.clone()),
         ]);
         all
+    }
+
+    /// Returns the user's variables. Loaders look for libraries of the folder behind the user's.
+    pub(crate) fn given(&self, folder: &str, spec: &JobSpec) -> Vec<(String, String)> {
+        let mut given = spec.variables();
+        for (_, value) in given.iter_mut().filter(|(name, _)| name == SEARCH) {
+            value.push_str(&format!(":{folder}/{TOFU}"));
+        }
+        given
     }
 }
 

@@ -5,10 +5,10 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use tofu_image::{Arch, Progress};
 
@@ -16,8 +16,10 @@ use crate::closure::closure;
 use crate::elf::Family;
 use crate::libraries::Closure;
 use crate::spec::{JobSpec, Libs};
-use crate::{closure, cross_arch, elf};
+use crate::{closure, cross_arch, elf, mpi};
 
+/// The variable with the folders in which loaders look for libraries.
+pub(crate) const SEARCH: &str = "LD_LIBRARY_PATH";
 /// The most programs whose libraries are looked for.
 const MOST: usize = 256;
 /// The longest script whose words are read, in bytes.
@@ -50,28 +52,43 @@ pub(crate) fn programs(spec: &JobSpec) -> Vec<Program> {
     if spec.libs == Libs::Node {
         return Vec::new();
     }
-    let mut found = Vec::new();
+    let is_program = |(_, metadata): &(PathBuf, Metadata)| metadata.mode() & 0o111 != 0;
+    let mut all = files(spec).filter(is_program).filter_map(|(path, _)| Program::read(path));
+    let found = all.by_ref().take(MOST).collect();
+    if all.next().is_some() {
+        log::warn!("the job's folder has more than {MOST} programs; others are left out");
+    }
+    found
+}
+
+/// Returns the files in the folder and those that a job copies.
+fn files(spec: &JobSpec) -> impl Iterator<Item = (PathBuf, Metadata)> {
     let mut left: Vec<PathBuf> = spec.cwd.iter().chain(&spec.copy).cloned().collect();
-    while let Some(path) = left.pop() {
-        // Files that cannot be read are reported when they are copied.
-        let Ok(metadata) = fs::metadata(&path) else { continue };
-        if metadata.is_dir() {
+    std::iter::from_fn(move || {
+        loop {
+            let path = left.pop()?;
+            // Files that cannot be read are reported when they are copied.
+            let Ok(metadata) = fs::metadata(&path) else { continue };
+            if !metadata.is_dir() {
+                return Some((path, metadata));
+            }
             let entries = fs::read_dir(&path).into_iter().flatten().flatten();
             // Links are not followed: there may be cycles.
             let entries =
                 entries.filter(|entry| entry.file_type().is_ok_and(|it| !it.is_symlink()));
             left.extend(entries.map(|entry| entry.path()));
-        } else if metadata.permissions().mode() & 0o111 != 0
-            && let Some(program) = Program::read(path)
-        {
-            found.push(program);
-            if found.len() == MOST {
-                log::warn!("the job's folder has more than {MOST} programs; others are left out");
-                break;
-            }
         }
-    }
-    found
+    })
+}
+
+/// Returns whether a job brings an mpich that can use libfabric, as PyPI's, and has loaders look
+/// for it.
+pub(crate) fn brings_mpich(spec: &JobSpec) -> bool {
+    let is_mpich = |path: &Path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.and_then(Family::of) == Some(Family::Mpich) && mpi::is_linked_with_libfabric(path)
+    };
+    spec.env.iter().any(|own| own.name == SEARCH) && files(spec).any(|(path, _)| is_mpich(&path))
 }
 
 impl Program {
@@ -200,6 +217,7 @@ pub(crate) fn python(words: &[String], script: Option<&[u8]>) -> Option<String> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn python_of_a_command_is_found() {
@@ -272,6 +290,14 @@ mod tests {
         assert!(may("sh_-c_./made_later", None));
         assert!(!may("1", Some("#!/bin/sh\nexec './deep/a' $1\n")));
         assert!(may("1", Some("#!/usr/bin/python3\nrun('./deep/a')\n")));
+        // An mpich is only used if loaders are told where it is.
+        fs::create_dir(at("lib")).unwrap();
+        put(at("lib/libmpi.so.12"), Some("libfabric.so"));
+        assert!(!brings_mpich(&spec));
+        spec.env.push("LD_LIBRARY_PATH=lib".parse().unwrap());
+        assert!(brings_mpich(&spec));
+        put(at("lib/libmpi.so.12"), Some("libucp.so.0"));
+        assert!(!brings_mpich(&spec));
         spec.libs = Libs::Node;
         assert!(programs(&spec).is_empty());
     }

@@ -242,19 +242,21 @@ fn other_way(why: &str) -> String {
 
 /// Returns true if an MPI library can use libfabric. `files` are all files that its program loads.
 fn uses_libfabric(family: Family, library: &Path, files: &BTreeMap<String, PathBuf>) -> bool {
-    let linked = || {
-        let library = tofu_input::read(library, tofu_input::PROGRAM).ok()?;
-        let needed = elf::links(&library).ok()?.needed;
-        Some(needed.iter().any(|name| name.starts_with("libfabric.so")))
-    };
     match family {
-        Family::Mpich => linked() == Some(true),
+        Family::Mpich => is_linked_with_libfabric(library),
         // One of its libraries may be, as libopen-pal; or it loads a plugin, from a folder beside
         // the library that is named after the version.
         Family::OpenMpi { .. } => {
             files.keys().any(|name| name.starts_with("libfabric.so")) || has_plugin(library)
         }
     }
+}
+
+/// Returns whether a library is linked with libfabric.
+pub(crate) fn is_linked_with_libfabric(library: &Path) -> bool {
+    let library = tofu_input::read(library, tofu_input::PROGRAM).ok();
+    let links = library.and_then(|library| elf::links(&library).ok());
+    links.is_some_and(|links| links.needed.iter().any(|name| name.starts_with("libfabric.so")))
 }
 
 /// Returns whether Open MPI's plugin for libfabric is in a folder below its library, as

@@ -503,7 +503,7 @@ impl Site<'_> {
         .into_iter()
         .chain(bundle.variables(&folder))
         .collect();
-        let given = spec.variables();
+        let given = bundle.given(&folder, spec);
         let mut start = |rank| -> anyhow::Result<Arc<dyn Rank>> {
             let mpi = match &manager {
                 Some(manager) => manager.variables(rank, placement)?,
