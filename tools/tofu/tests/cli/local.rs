@@ -381,7 +381,7 @@ fn aborts_are_reported_in_any_order() {
         let connect = "exec 3<>/dev/tcp/${PMI_PORT%:*}/${PMI_PORT#*:}; \
                        abort() { echo cmd=initack pmiid=1; echo cmd=abort exitcode=7; }";
         let rank = format!("{connect}\n[ $PMI_RANK = 1 ] || exec sleep 60\n{order}\nexit 3");
-        jobs.run(&["--mpi", "-n", "2", "--grace", "20s", "bash", "-c", &rank])
+        jobs.run(&["--mpi", "-n", "2", "--grace", "2s", "bash", "-c", &rank])
     };
     let aborted = "tofu: rank 1 at (1,0,0,0,0,0) has aborted the job with code 7\n";
     for order in ["abort >&3; sleep 0.3", "(sleep 0.3; abort >&3) >/dev/null 2>&1 &"] {
