@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use crate::report::{Outcome, Report};
-use crate::stacks::Stack;
+use crate::stacks::{Called, Stack};
 
 /// The start of an XML document.
 const XML: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
@@ -120,7 +120,15 @@ fn analysis(report: &Report) -> serde_json::Value {
         let text = format!("{} Broken {} times, in {scenes}.", rule.rule, rule.broken);
         let message = json!({ "text": text });
         let stacks: Vec<_> = rule.stacks.iter().map(stack).collect();
-        json!({ "ruleId": rule.id, "level": "error", "message": message, "stacks": stacks })
+        let found = rule.stacks.iter().flat_map(|stack| &stack.functions);
+        let places: Vec<_> = found.filter_map(place).take(1).collect();
+        json!({
+            "ruleId": rule.id,
+            "level": "error",
+            "message": message,
+            "locations": places,
+            "stacks": stacks,
+        })
     };
     let driver = json!({
         "name": "tofu prove",
@@ -133,12 +141,22 @@ fn analysis(report: &Report) -> serde_json::Value {
     })
 }
 
-/// A call stack of SARIF, of functions without files.
+/// The line of a function, if it is known.
+fn place(called: &Called) -> Option<serde_json::Value> {
+    let (file, line) = called.at.as_ref()?;
+    let file = json!({ "uri": file });
+    let region = json!({ "startLine": line });
+    Some(json!({ "physicalLocation": { "artifactLocation": file, "region": region } }))
+}
+
+/// A call stack of SARIF.
 fn stack(stack: &Stack) -> serde_json::Value {
     let Stack { node, scene, access, functions } = stack;
-    let frame = |function: &String| {
-        let places = json!([{ "fullyQualifiedName": function, "kind": "function" }]);
-        json!({ "location": { "logicalLocations": places } })
+    let frame = |called: &Called| {
+        let names = json!([{ "fullyQualifiedName": called.says, "kind": "function" }]);
+        let mut location = place(called).unwrap_or_else(|| json!({}));
+        location["logicalLocations"] = names;
+        json!({ "location": location })
     };
     let text = format!("node {node}, in {scene}, by a {access}");
     let frames: Vec<_> = functions.iter().map(frame).collect();
@@ -157,7 +175,9 @@ mod tests {
         let mut report = Report::new("a<b>.ko".into(), "QEMU");
         report.rules[0].broken = 2;
         report.rules[1].kept = 1;
-        let functions = vec!["probe+0x10 [a]".into(), "init<1>".into()];
+        let called = |says: &str, at| Called { says: says.into(), at };
+        let at = Some(("a.c".into(), 12));
+        let functions = vec![called("probe+0x10 (a.c:12) [a]", at), called("init<1>", None)];
         let access = "write to TNI 0 ENABLE".into();
         report.rules[0].stacks.push(Stack { node: 1, scene: "load", access, functions });
         let id = report.rules[0].id;
@@ -184,8 +204,8 @@ mod tests {
             assert!(text.contains(&format!(" {name}=\"{}\"", times(what))), "{name}: {text}");
         }
         assert_eq!(times("<failure "), 2);
-        let stack =
-            ">node 1, in load, by a write to TNI 0 ENABLE: probe+0x10 [a] &lt; init&lt;1&gt;<";
+        let stack = ">node 1, in load, by a write to TNI 0 ENABLE: \
+                     probe+0x10 (a.c:12) [a] &lt; init&lt;1&gt;<";
         assert!(text.contains(stack), "{text}");
     }
 
@@ -208,8 +228,12 @@ mod tests {
         assert!(results[0]["message"]["text"].as_str().unwrap().ends_with("2 times, in load."));
         let stack = &results[0]["stacks"][0];
         assert_eq!(stack["message"]["text"], "node 1, in load, by a write to TNI 0 ENABLE");
-        let place = &stack["frames"][0]["location"]["logicalLocations"][0];
-        assert_eq!(place["fullyQualifiedName"], "probe+0x10 [a]");
+        let place = &stack["frames"][0]["location"];
+        let name = &place["logicalLocations"][0]["fullyQualifiedName"];
+        assert_eq!(name, "probe+0x10 (a.c:12) [a]");
+        assert_eq!(place["physicalLocation"]["region"]["startLine"], 12);
+        assert_eq!(results[0]["locations"][0]["physicalLocation"], place["physicalLocation"]);
+        assert!(stack["frames"][1]["location"].get("physicalLocation").is_none());
     }
 
     #[test]

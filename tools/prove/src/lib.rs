@@ -9,6 +9,7 @@
 
 mod formats;
 mod leftovers;
+mod lines;
 mod nodes;
 mod options;
 mod report;
@@ -33,7 +34,7 @@ use tofu_ui::Style;
 
 pub use crate::options::Options;
 pub use crate::report::{Outcome, Report};
-pub use crate::stacks::Stack;
+pub use crate::stacks::{Called, Stack};
 pub use crate::subject::Subject;
 
 use crate::nodes::Nodes;

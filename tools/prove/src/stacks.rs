@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
-use serde::Serialize;
+use addr2line::demangle_auto;
+use object::{Object, ObjectSection, ObjectSymbol, SectionIndex, SymbolKind};
+use serde::{Serialize, Serializer};
 use tofu_abi::pci::REGISTER_BAR;
 use tofu_abi::regs::Register;
 use tofu_icc::RegisterName;
@@ -18,6 +19,7 @@ use tofu_pace::breaks::{Access, Break, Breaks, Call};
 use tofu_rules::Rule;
 use tofu_ui::printable;
 
+use crate::lines::{Information, Lines};
 use crate::nodes::{NODES, Nodes};
 use crate::subject::{LOADED, Subject};
 
@@ -47,8 +49,23 @@ pub struct Stack {
     pub scene: &'static str,
     /// The access that has broken the rule.
     pub access: String,
-    /// Functions with the offset in them, the one that has made the access first.
-    pub functions: Vec<String>,
+    /// The function that has made the access, and its callers.
+    pub functions: Vec<Called>,
+}
+
+/// A function in a call stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Called {
+    /// Its name with the offset in it, the line, and the module.
+    pub says: String,
+    /// The file of its source, and the line.
+    pub at: Option<(String, u32)>,
+}
+
+impl Serialize for Called {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.says)
+    }
 }
 
 impl fmt::Display for Stack {
@@ -56,7 +73,10 @@ impl fmt::Display for Stack {
         let Self { node, scene, access, functions } = self;
         let functions = match &functions[..] {
             [] => "a program, or code without symbols".to_owned(),
-            functions => functions.join(" < "),
+            functions => {
+                let names: Vec<_> = functions.iter().map(|called| called.says.as_str()).collect();
+                names.join(" < ")
+            }
         };
         write!(f, "node {node}, in {scene}, by a {access}: {functions}")
     }
@@ -96,8 +116,12 @@ impl Kernel {
     }
 }
 
-/// Functions of a section: beginning, size and name, in order.
-type Functions = Vec<(u64, u64, String)>;
+/// A section of a module with code.
+struct Section {
+    index: SectionIndex,
+    /// Functions: beginning, size and name, in order.
+    functions: Vec<(u64, u64, String)>,
+}
 
 /// A function at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,12 +184,17 @@ impl<'a> Stacks<'a> {
                 continue;
             }
             let module = Module::find(node, nodes, subject);
+            let lines = module.information.as_ref().and_then(Information::lines);
             let kernel = self.kernel(node, nodes);
             for (rule, brk) in breaks {
                 let of_kernel = |address| kernel.as_ref()?.function(address);
                 let functions = walk(&brk, |at| module.function(at).or_else(|| of_kernel(at)));
-                let functions = functions.iter().map(|(function, at)| module.name(function, *at));
-                let functions: Vec<_> = functions.collect();
+                let called = functions.iter().flat_map(|(function, at)| {
+                    // A call returns to the next instruction, which may be of another line.
+                    let of = if brk.instruction == Some(*at) { *at } else { at.wrapping_sub(1) };
+                    module.called(function, *at, (lines.as_ref(), of))
+                });
+                let functions: Vec<_> = called.collect();
                 let access = access_name(brk.access);
                 found.push((rule, Stack { node, scene, access, functions }));
             }
@@ -241,64 +270,89 @@ fn walk(brk: &Break, function: impl Fn(u64) -> Option<Function>) -> Vec<(Functio
 /// The code of a module at the places where it was loaded.
 struct Module {
     name: String,
-    /// Section names with their functions.
-    functions: BTreeMap<String, Functions>,
+    /// Its sections by name.
+    sections: BTreeMap<String, Section>,
     /// Sections and their addresses, the latest ones first.
     loads: Vec<(String, u64)>,
+    information: Option<Information>,
 }
 
 impl Module {
     /// The module as a node has it, or has had it.
     fn find(node: u32, nodes: &Nodes, subject: &Subject) -> Self {
         let name = subject.module().unwrap_or_default().to_owned();
-        let functions = match subject.file() {
-            Some((_, bytes)) if !name.is_empty() => functions(bytes),
-            _ => BTreeMap::new(),
-        };
+        let file = subject.file().filter(|_| !name.is_empty());
+        let sections = file.as_ref().map_or_else(BTreeMap::new, |(_, bytes)| sections(bytes));
+        let information = file.and_then(|(_, bytes)| Information::parse(bytes));
         // It may be loading at this moment.
         let script =
             format!("cat {LOADED} 2>/dev/null; grep -s . /sys/module/{name}/sections/.*text*");
         let loads = match nodes.run(node, &script) {
-            Ok(said) if !functions.is_empty() => loads(&said.text),
+            Ok(said) if !sections.is_empty() => loads(&said.text),
             _ => Vec::new(),
         };
-        Self { name, functions, loads }
+        Self { name, sections, loads, information }
     }
 
-    fn function(&self, address: u64) -> Option<Function> {
+    /// The function at an address, with the place of the address in the module's file.
+    fn find_function(&self, address: u64) -> Option<(Function, (SectionIndex, u64))> {
         self.loads.iter().find_map(|(section, base)| {
-            let functions = self.functions.get(section)?;
+            let Section { index, functions } = self.sections.get(section)?;
             let offset = address.checked_sub(*base)?;
             let at = functions.partition_point(|(start, ..)| *start <= offset);
             let (start, size, name) = functions.get(at.checked_sub(1)?)?;
             let function = Function { begins: base + start, name: name.clone(), module: true };
-            (offset - start < *size).then_some(function)
+            (offset - start < *size).then_some((function, (*index, offset)))
         })
     }
 
-    /// A function for a report, with the offset in it.
-    fn name(&self, function: &Function, at: u64) -> String {
+    fn function(&self, address: u64) -> Option<Function> {
+        self.find_function(address).map(|(function, _)| function)
+    }
+
+    /// A function for a report, with the offset in it, after those that were compiled into it
+    /// where `of` is.
+    fn called(
+        &self,
+        function: &Function,
+        at: u64,
+        (lines, of): (Option<&Lines<'_>>, u64),
+    ) -> Vec<Called> {
         let Function { begins, name, module } = function;
-        let module = if *module { format!(" [{}]", self.name) } else { String::new() };
-        format!("{name}+{:#x}{module}", at.wrapping_sub(*begins))
+        let own = format!("{name}+{:#x}", at.wrapping_sub(*begins));
+        if !module {
+            return vec![Called { says: own, at: None }];
+        }
+        let place = self.find_function(of).map(|(_, place)| place);
+        let found = lines.zip(place).map(|(lines, (section, offset))| lines.find(section, offset));
+        let mut found = found.unwrap_or_default();
+        let last = found.pop().and_then(|line| line.at);
+        let called = |name: &str, at: Option<(String, u32)>| {
+            let line = at.as_ref().map(|(file, line)| format!(" ({file}:{line})"));
+            Called { says: format!("{name}{} [{}]", line.unwrap_or_default(), self.name), at }
+        };
+        let inner = found.into_iter().filter_map(|line| Some(called(&line.function?, line.at)));
+        let mut all: Vec<_> = inner.collect();
+        all.push(called(&own, last));
+        all
     }
 }
 
-/// The functions of a module's file, by section.
-fn functions(bytes: &[u8]) -> BTreeMap<String, Functions> {
-    let mut all = BTreeMap::<String, Functions>::new();
+/// The sections of a module's file that have functions.
+fn sections(bytes: &[u8]) -> BTreeMap<String, Section> {
+    let mut all = BTreeMap::<String, Section>::new();
     let Ok(file) = object::File::parse(bytes) else { return all };
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text) {
         let section = symbol.section_index().and_then(|index| file.section_by_index(index).ok());
-        let section = section.as_ref().and_then(|section| section.name().ok());
-        if let (Some(section), Ok(name)) = (section, symbol.name())
-            && symbol.size() > 0
-        {
-            let function = (symbol.address(), symbol.size(), printable(name));
-            all.entry(section.to_owned()).or_default().push(function);
+        let Some(section) = section.filter(|_| symbol.size() > 0) else { continue };
+        if let (Ok(within), Ok(name)) = (section.name(), symbol.name()) {
+            let name = printable(&demangle_auto(name.into(), None));
+            let function = (symbol.address(), symbol.size(), name);
+            let empty = || Section { index: section.index(), functions: Vec::new() };
+            all.entry(within.to_owned()).or_insert_with(empty).functions.push(function);
         }
     }
-    all.values_mut().for_each(|functions| functions.sort());
+    all.values_mut().for_each(|section| section.functions.sort());
     all
 }
 
@@ -400,11 +454,17 @@ mod tests {
     #[test]
     fn module_is_found_where_it_was_loaded_last() {
         let functions = vec![(0x10, 0x20, "probe".to_owned())];
-        let functions = BTreeMap::from([(".text".to_owned(), functions)]);
+        let section = Section { index: SectionIndex(1), functions };
+        let sections = BTreeMap::from([(".text".to_owned(), section)]);
         let text = "/sys/module/x/sections/.text:0xffffffffc0001000\nnonsense\n\
                     /sys/module/x/sections/.text:0xffffffffc0000ff8\n";
-        let module = Module { name: "x".into(), functions, loads: loads(text) };
-        let at = |address| module.function(address).map(|found| module.name(&found, address));
+        let (name, loads, information) = ("x".into(), loads(text), None);
+        let module = Module { name, sections, loads, information };
+        let at = |address| {
+            let function = module.function(address)?;
+            let called = module.called(&function, address, (None, address));
+            called.into_iter().map(|called| called.says).reduce(|all, more| all + " < " + &more)
+        };
         assert_eq!(at(0xffff_ffff_c000_1018).as_deref(), Some("probe+0x10 [x]"));
         assert_eq!(at(0xffff_ffff_c000_1038), None);
     }
