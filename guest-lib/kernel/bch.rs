@@ -231,8 +231,8 @@ impl Bch {
     ///
     /// # Errors
     ///
-    /// `EPERM` if the channel is not enabled, `EIO` if a reset of the device has ended it, and
-    /// those of [`Opener::check`].
+    /// `EPERM` if the channel is not enabled, `EIO` if a reset of the device has ended it or the
+    /// device is gone, and those of [`Opener::check`].
     pub(crate) fn exceptions(&self) -> Result<BgsIrqs> {
         self.opener.check()?;
         let state = self.state.lock();
@@ -243,7 +243,7 @@ impl Bch {
         let seen = enabled.irqs.iter().map(interrupt::Registration::seen);
         let mut all = seen.fold(BgsIrqs::NONE, BgsIrqs::union);
         for gate in enabled.gates.iter() {
-            all |= BgsIrqs::from_raw(self.device.read(gate, BgsReg::Irr));
+            all |= BgsIrqs::from_raw(self.device.try_read(gate, BgsReg::Irr)?);
         }
         Ok(all & BgsIrqs::EXCEPTIONS)
     }

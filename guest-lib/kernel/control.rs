@@ -123,7 +123,7 @@ fn port_stat(device: &Device, arg: u64) -> Result {
     let mut stat: uapi::PortStat = uapi::get(arg)?;
     let port = stat.port().ok_or(EINVAL)?;
     for (value, reg) in stat.pa.iter_mut().zip(PortReg::ALL) {
-        *value = device.read(port, *reg);
+        *value = device.try_read(port, *reg)?;
     }
     uapi::put(arg, &stat)
 }
@@ -132,8 +132,8 @@ fn cq_stat(device: &Device, arg: u64) -> Result {
     let mut stat: uapi::CqStat = uapi::get(arg)?;
     let (tni, cq) = stat.queue(device.description()).ok_or(EINVAL)?;
     let id = QueueId { tni, cq };
-    stat.txbyte = device.read(id, CqReg::TxPayloadByte);
-    stat.rxbyte = device.read(id, CqReg::RxPayloadByte);
+    stat.txbyte = device.try_read(id, CqReg::TxPayloadByte)?;
+    stat.rxbyte = device.try_read(id, CqReg::RxPayloadByte)?;
     uapi::put(arg, &stat)
 }
 

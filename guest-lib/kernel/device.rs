@@ -218,14 +218,29 @@ impl Device {
         Ok(())
     }
 
-    /// Sleeps until the function is not being reset.
+    /// Sleeps until the function is not being reset, or was pulled out. Its memory can be freed
+    /// then.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` after 3 s.
+    /// `ENODEV` if the device is gone and may come back, `ETIMEDOUT` after 3 s.
     pub(crate) fn wait_for_reset(&self) -> Result {
+        if self.is_pulled_out() {
+            return Ok(());
+        }
         let delay = Delta::from_micros(1000);
-        read_poll_timeout(|| Ok(self.epoch()), Result::is_ok, delay, PATIENCE).map(drop)
+        let epoch = || match self.gone.load(Relaxed) {
+            0 => Ok(self.epoch()),
+            _ => Err(ENODEV),
+        };
+        read_poll_timeout(epoch, Result::is_ok, delay, PATIENCE).map(drop)
+    }
+
+    /// Returns true if the kernel has found the slot of the device empty. Nothing can use memory
+    /// then, however the device was left.
+    fn is_pulled_out(&self) -> bool {
+        // SAFETY: the function exists as long as this object.
+        unsafe { shim::tofu_shim_is_pulled_out(self.raw_function()) }
     }
 
     fn read_generation(
@@ -317,6 +332,18 @@ impl Device {
         at(unit, reg, &self.bar).read_val()
     }
 
+    /// Reads a register that is never all ones.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the device is gone.
+    pub(crate) fn try_read<R: Register>(&self, unit: R::Unit, reg: R) -> Result<u64> {
+        match self.read(unit, reg) {
+            u64::MAX => Err(EIO),
+            value => Ok(value),
+        }
+    }
+
     /// Writes a register, ordered after all earlier writes to memory.
     pub(crate) fn write<R: Register>(&self, unit: R::Unit, reg: R, value: u64) {
         at(unit, reg, &self.bar).write_val(value);
@@ -358,12 +385,16 @@ impl Device {
         read_poll_timeout(value, |v| wanted(*v), delay, PATIENCE).map(drop)
     }
 
-    /// Enables or disables a queue, and waits until the device has done so.
+    /// Enables or disables a queue, and waits until the device has done so. A device that was
+    /// pulled out has no queues.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT`; `EIO` if the device refuses.
+    /// `ETIMEDOUT`; `EIO` if the device refuses; `ENODEV` if it is gone and may come back.
     pub(crate) fn enable_cq(&self, id: QueueId, on: bool) -> Result {
+        if !on && self.is_pulled_out() {
+            return Ok(());
+        }
         self.write(id, CqsReg::Enable, on.into());
         let requests = CqsIrqs::from_raw(self.read(id, CqsReg::Irr));
         if on && requests.intersects(CqsIrqs::TOQ_READ_EXCEPTION) {
@@ -396,10 +427,11 @@ impl Device {
     /// Returns true if any node's packet could not leave through a port of this node since the last
     /// call, which means that the link is dead. For one caller at a time.
     pub(crate) fn has_met_dead_link(&self) -> bool {
-        let pending = TnrIrqs::from_raw(self.read((), TofuReg::TnrIrr));
-        // All ones come from a device that is gone.
-        let met = dead_links_met(pending);
-        if met.is_empty() || pending.raw() == u64::MAX {
+        let Ok(pending) = self.try_read((), TofuReg::TnrIrr) else {
+            return false;
+        };
+        let met = dead_links_met(TnrIrqs::from_raw(pending));
+        if met.is_empty() {
             return false;
         }
         self.links

@@ -261,13 +261,15 @@ impl Sender {
     /// rendezvous ends.
     pub(crate) fn forget(&mut self) -> bool {
         self.device.write(self.id, CqsReg::CacheFlush, 1);
-        let is_busy = || CqsStatus(self.device.read(self.id, CqsReg::Status)).cache_flush_busy();
-        if (0..FLUSH_LOOKS).any(|_| !is_busy()) {
+        // No lock may be held for long: a device that is gone does not answer later either.
+        let status = || self.device.try_read(self.id, CqsReg::Status);
+        let mut looks = (0..FLUSH_LOOKS).map_while(|_| status().ok());
+        if looks.any(|status| !CqsStatus(status).cache_flush_busy()) {
             return true;
         }
         dev_err!(
             self.device.pdev(),
-            "{}: cache flush timed out; memory leaked, rendezvous disabled\n",
+            "{}: no cache flush; memory leaked, rendezvous disabled\n",
             self.id
         );
         core::mem::forget(self.memory.as_mut().and_then(|m| m.rendezvous.take()));

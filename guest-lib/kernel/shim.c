@@ -266,6 +266,11 @@ bool tofu_shim_is_awake(struct pci_dev *pdev)
 	       !pci_channel_offline(pdev);
 }
 
+bool tofu_shim_is_pulled_out(struct pci_dev *pdev)
+{
+	return READ_ONCE(pdev->error_state) == pci_channel_io_perm_failure;
+}
+
 static void reset_prepare(struct pci_dev *pdev)
 {
 	if (pdev == watched.pdev)

@@ -71,6 +71,8 @@ void tofu_shim_report_healthy(void);
  * nor recovers from an error.
  */
 bool tofu_shim_is_awake(struct pci_dev *pdev);
+/* Whether the kernel has found the slot of the function empty. */
+bool tofu_shim_is_pulled_out(struct pci_dev *pdev);
 /* Gives the function its configuration back and resets it. For tofu_rs_look() only. */
 void tofu_shim_recover(struct pci_dev *pdev);
 

@@ -114,6 +114,7 @@ unsafe extern "C" {
     pub(crate) fn tofu_shim_report(what: *const c_char);
     pub(crate) safe fn tofu_shim_report_healthy();
     pub(crate) fn tofu_shim_is_awake(pdev: *mut bindings::pci_dev) -> bool;
+    pub(crate) fn tofu_shim_is_pulled_out(pdev: *mut bindings::pci_dev) -> bool;
     pub(crate) fn tofu_shim_recover(pdev: *mut bindings::pci_dev);
     pub(crate) safe fn tofu_shim_trace_gate_fault(
         tni: TniId,

@@ -33,6 +33,8 @@ const PORT_REQUESTS: [(PortRequest, &str); 5] = [
     (PortRequest::DatelineError, "DATELINE_ERROR"),
     (PortRequest::RoutingError, "ROUTING_ERROR"),
 ];
+/// All that there is to say of a device that is gone.
+const NO_ANSWER: &str = "device no answer";
 /// The folder; dropping it removes the files.
 pub(crate) type Files = Pin<KBox<Scope<Arc<Opened>>>>;
 
@@ -85,7 +87,12 @@ fn has_stopped(device: &Device, tni: TniId) -> bool {
 /// uncorrectable error.
 fn nullified(device: &Device) -> u64 {
     let of = |tni| device.read(tni, TniReg::NumReceiveNullifiedTlp);
-    device.description().tni_ids().map(of).sum()
+    // A device that has just gone reads as all ones.
+    device
+        .description()
+        .tni_ids()
+        .map(of)
+        .fold(0, u64::saturating_add)
 }
 
 /// Writes the node's health: a line `state` with `ok`, `degraded` or `failed`, and a line for each
@@ -95,7 +102,7 @@ fn nullified(device: &Device) -> u64 {
 fn health(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let device = &opened.device;
     if !device.answers() {
-        return writeln!(f, "state failed\ndevice no answer");
+        return writeln!(f, "state failed\n{NO_ANSWER}");
     }
     if device.epoch().is_err() {
         return writeln!(f, "state failed\ndevice reset");
@@ -167,6 +174,9 @@ fn exceptions(device: &Device, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 /// The enabled control queues: owner, bytes of payload, exceptions.
 fn queues(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let device = &opened.device;
+    if !device.answers() {
+        return writeln!(f, "{NO_ANSWER}");
+    }
     for id in QueueId::of(device.description()) {
         if !CqsStatus(device.read(id, CqsReg::Status)).cq_enable() {
             continue;
@@ -191,6 +201,9 @@ fn queues(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 /// Counters of the TNIs that are not 0, by their public names.
 fn interfaces(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let device = &opened.device;
+    if !device.answers() {
+        return writeln!(f, "{NO_ANSWER}");
+    }
     for tni in device.description().tni_ids() {
         let state = device.read(tni, TniReg::State);
         writeln!(f, "tni{tni} STATE {}", state & 3)?;
@@ -210,6 +223,9 @@ fn interfaces(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 /// Counters of the ports that are not 0, by their public names. Ports are numbered from 1.
 fn ports(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let device = &opened.device;
+    if !device.answers() {
+        return writeln!(f, "{NO_ANSWER}");
+    }
     for port in Port::ALL {
         for reg in PortReg::ALL {
             let value = device.read(port, *reg);

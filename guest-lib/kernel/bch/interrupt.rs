@@ -88,7 +88,11 @@ impl kirq::Handler for Handler {
     fn handle(&self) -> IrqReturn {
         let mut result = IrqReturn::None;
         for gate in self.gates.of(self.tni) {
-            let pending = BgsIrqs::from_raw(self.device.read(gate, BgsReg::Irr)) & told();
+            // A device that is gone has no exceptions.
+            let Ok(requests) = self.device.try_read(gate, BgsReg::Irr) else {
+                break;
+            };
+            let pending = BgsIrqs::from_raw(requests) & told();
             if pending.is_empty() {
                 continue;
             }

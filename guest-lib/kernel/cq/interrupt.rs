@@ -62,7 +62,11 @@ pub(super) fn register(
 
 impl kirq::Handler for Handler {
     fn handle(&self) -> IrqReturn {
-        let pending = CqsIrqs::from_raw(self.device.read(self.id, CqsReg::Irr)) & all_of(CODES);
+        // A device that is gone has no exceptions. Its process learns of that otherwise.
+        let Ok(requests) = self.device.try_read(self.id, CqsReg::Irr) else {
+            return IrqReturn::None;
+        };
+        let pending = CqsIrqs::from_raw(requests) & all_of(CODES);
         if pending.is_empty() {
             return IrqReturn::None;
         }

@@ -47,6 +47,8 @@ pub(super) struct Shared {
     pub(super) enabled: bool,
     /// A ring was unmapped: the queue has stopped permanently.
     pub(super) ring_gone: bool,
+    /// The queue was not seen to stop, so that the device may still use its memory.
+    pub(super) is_stuck: bool,
 }
 
 /// The epoch of a queue that was not set up in the device.
@@ -105,7 +107,12 @@ impl Cq {
                 signal,
                 epoch: Atomic::new(NO_EPOCH),
                 state <- new_mutex!(None),
-                shared <- new_mutex!(Shared { tables: None, enabled: false, ring_gone: false }),
+                shared <- new_mutex!(Shared {
+                    tables: None,
+                    enabled: false,
+                    ring_gone: false,
+                    is_stuck: false,
+                }),
                 work <- new_work!("Cq::work"),
             }),
             GFP_KERNEL_ACCOUNT,
@@ -293,6 +300,7 @@ impl Cq {
             let why = self.device.why_not_stopped();
             dev_err!(self.device.pdev(), "{}: {}\n", self.id, why);
         }
+        shared.is_stuck |= stopped.is_err();
         stopped.is_ok()
     }
 

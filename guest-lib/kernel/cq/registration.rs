@@ -196,8 +196,12 @@ impl Cq {
         }
     }
 
-    /// The same. Returns whether there were any.
+    /// The same. Returns whether there were any. The memory of a queue that was not seen to stop
+    /// stays until its file is closed.
     fn reclaim(&self, open: &mut Open) -> bool {
+        if self.shared.lock().is_stuck {
+            return false;
+        }
         let mut any = false;
         for (stag, held) in (0..).zip(open.stags.iter_mut()) {
             if held.is_some() && self.stag_state(stag) == Some(StagState::Dead) {

@@ -77,6 +77,7 @@ pub(super) fn add(
     let registers = REGISTERS.into_iter().map(|(_, reg)| read(reg));
     let all = engine.values().into_iter().chain(queue.values());
     for (value, more) in values.iter_mut().zip(all.chain(registers)) {
-        *value += more;
+        // A device that is gone reads as all ones, for each queue.
+        *value = value.saturating_add(more);
     }
 }

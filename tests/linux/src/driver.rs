@@ -236,10 +236,15 @@ impl Nodes {
     }
 }
 
-/// The driver for learners (`guest-lib/kernel/samples/first_put`), compiled as the manual says.
+/// The driver for learners, compiled as the manual says.
 #[track_caller]
 pub fn first_put(place: &Place) -> Vec<u8> {
-    let source = "../../guest-lib/kernel/samples/first_put";
+    module(place, "../../guest-lib/kernel/samples/first_put")
+}
+
+/// A module, compiled for the nodes' kernel.
+#[track_caller]
+pub fn module(place: &Place, source: &str) -> Vec<u8> {
     let out = place.path().to_str().unwrap();
     let compile = ["image", "module", source, "--kernel", &image(), "--out", out];
     let module = place.run_for(&compile, PATIENCE, b"").ok();

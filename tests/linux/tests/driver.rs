@@ -233,10 +233,41 @@ fn changes_that_nothing_tells_of_are_found() {
     // Of the last device: low power, and the reset.
     assert!(devlink().starts_with("healthy 1\nreports 2\n"), "{}", devlink());
     spoilt_packets_are_counted(place);
+    pulled_out_device_keeps_nothing(&nodes);
     is_well(place, "0");
     grammar_with_lies(&nodes);
     place.run(&["down"]).ok();
     place.is_clean();
+}
+
+/// Loads the module that takes the device of node 0 away as if it were pulled out.
+const PULL_OUT: &str = "insmod /tmp/pull_out.ko 2>/dev/null; [ ! -e /proc/tofu ]";
+/// The pages that a kernel keeps pinned.
+const PINNED: &str = "awk '/nr_foll_pin_acquired/ { n += $2 } /nr_foll_pin_released/ { n -= $2 } \
+                      END { print n + 0 }' /proc/vmstat";
+
+/// All memory is free when a device was pulled out, also that of the kernel's queues and of a
+/// process that lives on, though no queue was seen to stop. The next device works.
+fn pulled_out_device_keeps_nothing(nodes: &Nodes) {
+    let place = &nodes.place;
+    let module = place.file("pull_out.ko");
+    std::fs::write(&module, driver::module(place, "programs/pull_out")).unwrap();
+    place.run(&["cp", &module, "0:/tmp"]).ok();
+    place.shell(0, "dmesg -c >/dev/null");
+    let pinned = place.shell(0, PINNED);
+    let mut process = nodes.start("0", &["put", "receive", "2", "1", "1000003", "7"]);
+    assert_eq!(process.line(), "ready\n");
+    wait_for("pinned pages", MOMENT, || place.shell(0, PINNED) != pinned);
+    place.run(&["fault", "device", "0", "stuck"]).ok();
+    place.shell(0, PULL_OUT);
+    wait_for("pages as before", MOMENT, || place.shell(0, PINNED) == pinned);
+    let log = place.shell(0, "dmesg");
+    assert!(!log.contains("lost") && !log.contains("does not stop"), "{log}");
+    place.shell(0, "killall put 2>/dev/null; true");
+    process.end(PATIENCE);
+    place.run(&["fault", "device", "0", "off"]).ok();
+    place.shell(0, "echo 1 >/sys/bus/pci/rescan");
+    nodes.puts();
 }
 
 /// `utofu-perf` between the nodes prints all requested figures.
