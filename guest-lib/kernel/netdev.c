@@ -155,6 +155,8 @@ static struct netdev_queue *tx_queue(struct tofu_queue *queue)
 #define TOFU_SEGMENT 65000
 /* Bytes of such a frame that do: all headers. */
 #define TOFU_HEAD 256
+/* Bytes that may always be on their way: what the device sends until it is noticed that it has. */
+#define TOFU_LIMIT SZ_64K
 /* Bytes of memory that are mapped at a time to be read, which IOMMUs have a page for. */
 #define TOFU_AREA SZ_2M
 /* Ranges of memory that are known at most; others are not mapped. */
@@ -230,6 +232,7 @@ static int net_open(struct net_device *dev)
 				close_queue(&net->queues[i]);
 			return error;
 		}
+		netdev_tx_reset_queue(tx_queue(&net->queues[i]));
 		napi_enable(&net->queues[i].napi);
 		name_napi(&net->queues[i], &net->queues[i].napi);
 	}
@@ -555,6 +558,7 @@ struct net_device *tofu_shim_net_add(const struct tofu_net_setup *setup, int *er
 		queue->link = setup->links[i];
 		queue->dev = dev;
 		queue->number = i;
+		netdev_queue_set_dql_min_limit(tx_queue(queue), TOFU_LIMIT);
 		netif_napi_add(dev, &queue->napi, net_poll);
 		irq = pci_irq_vector(to_pci_dev(setup->parent), setup->vectors[i]);
 		if (irq > 0)
@@ -774,6 +778,16 @@ void tofu_shim_count_tx(struct tofu_queue *queue, u32 len, bool sent)
 		dev_core_stats_tx_dropped_inc(queue->dev);
 		u64_stats_inc(&queue->tx_drops);
 	}
+}
+
+s32 tofu_shim_account(struct tofu_queue *queue, u32 posted, u32 packets, u32 bytes)
+{
+	struct netdev_queue *tx = tx_queue(queue);
+
+	if (posted)
+		netdev_tx_sent_queue(tx, posted);
+	netdev_tx_completed_queue(tx, packets, bytes);
+	return IS_ENABLED(CONFIG_BQL) ? netdev_queue_dql_avail(tx) : S32_MAX;
 }
 
 /* Frees a frame that was sent. */

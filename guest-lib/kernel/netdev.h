@@ -94,6 +94,11 @@ void tofu_shim_wake_queue(struct tofu_queue *queue);
 bool tofu_shim_queue_stopped(struct tofu_queue *queue);
 void tofu_shim_set_carrier(struct tofu_queue *queue, bool on);
 void tofu_shim_count_tx(struct tofu_queue *queue, u32 len, bool sent);
+/*
+ * Tells the kernel's byte queue limits of the bytes that were posted since the last call, and of
+ * packets that have ended. Returns how many more may be posted; if less than 0, the stack waits.
+ */
+s32 tofu_shim_account(struct tofu_queue *queue, u32 posted, u32 packets, u32 bytes);
 
 /* Turns software interrupts off and on, on this processor. */
 void tofu_shim_local_bh(bool off);

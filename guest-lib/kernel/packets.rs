@@ -25,6 +25,7 @@ use crate::dma::Table;
 use crate::ids::QueueId;
 use crate::rendezvous::RendezvousMemory;
 use crate::shim;
+use crate::tx_queue::{Passed, TxQueue};
 
 /// Packets that can be in flight.
 pub(crate) const OUT: u16 = 512;
@@ -104,6 +105,10 @@ pub(crate) struct Sender {
     commands: KVVec<Option<Posted>>,
     free: KVVec<u16>,
     posted: u32,
+    /// Not told to the kernel yet.
+    passed: Passed,
+    /// The bytes that may still be posted before the stack waits, since the last report.
+    allowance: i32,
 }
 
 impl Sender {
@@ -155,6 +160,8 @@ impl Sender {
             commands: KVVec::from_elem(None, n, GFP_KERNEL)?,
             free,
             posted: 0,
+            passed: Passed::default(),
+            allowance: 0,
         };
         device.write_all(this.id, &settings);
         device.write_all(this.id, &rings.registers());
@@ -171,6 +178,16 @@ impl Sender {
     /// The number of commands posted without a doorbell.
     pub(crate) fn posted(&self) -> usize {
         self.posted as usize
+    }
+
+    /// Tells the kernel's byte queue limits what was posted and what has ended.
+    pub(crate) fn account(&mut self, queue: TxQueue<'_>) {
+        self.allowance = queue.account(&core::mem::take(&mut self.passed));
+    }
+
+    /// Returns true if the stack waits until packets have ended.
+    pub(crate) fn is_full(&self) -> bool {
+        self.allowance < 0
     }
 
     /// The payload of a buffer.
@@ -320,12 +337,14 @@ impl Sender {
                     buffer,
                     len,
                 } => {
+                    self.passed.packets += 1;
+                    self.passed.bytes += u32::from(len);
                     return Some(Reaped::Packet(Ended {
                         purpose,
                         rcode,
                         buffer,
                         len,
-                    }))
+                    }));
                 }
                 Posted::Fetch(slot) if rcode.is_refused_unsent() => {
                     return Some(Reaped::Fetch(slot, rcode))
@@ -436,9 +455,12 @@ impl PacketQueue for Sender {
             return false;
         };
         let frame = memory.frames.addr() + u64::from(buffer) * PACKET_BUFFER_SIZE as u64;
+        self.passed.posted += u32::from(len);
+        self.allowance = self.allowance.saturating_sub(len.into());
         // A stopped queue must be woken as soon as there is room, so the last packets of frames
         // request completions.
-        let ask = self.room() < ENOUGH && usize::from(len) < SYSTEM_PAYLOAD_MAX;
+        let is_last = usize::from(len) < SYSTEM_PAYLOAD_MAX;
+        let ask = is_last && (self.room() < ENOUGH || self.is_full());
         let posted = Posted::Packet {
             purpose,
             buffer,

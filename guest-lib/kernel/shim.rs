@@ -145,6 +145,12 @@ unsafe extern "C" {
     pub(crate) fn tofu_shim_queue_stopped(queue: *mut NetQueue) -> bool;
     pub(crate) fn tofu_shim_set_carrier(queue: *mut NetQueue, on: bool);
     pub(crate) fn tofu_shim_count_tx(queue: *mut NetQueue, len: u32, sent: bool);
+    pub(crate) fn tofu_shim_account(
+        queue: *mut NetQueue,
+        posted: u32,
+        packets: u32,
+        bytes: u32,
+    ) -> i32;
     pub(crate) fn tofu_shim_local_bh(off: bool);
     pub(crate) safe fn tofu_shim_param_shape() -> *const c_char;
     pub(crate) safe fn tofu_shim_param_torus() -> *const c_char;

@@ -7,6 +7,16 @@ use core::ptr::NonNull;
 
 use crate::shim::{self, NetQueue};
 
+/// The traffic of a transmit queue in some time.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Passed {
+    /// Bytes of packets that were posted.
+    pub(crate) posted: u32,
+    /// Packets that have ended, and their bytes.
+    pub(crate) packets: u32,
+    pub(crate) bytes: u32,
+}
+
 /// A transmit queue and the NAPI context with the same number, of an interface that exists as long
 /// as `'a`.
 #[derive(Clone, Copy)]
@@ -79,6 +89,19 @@ impl TxQueue<'_> {
     pub(crate) fn count_tx(self, len: usize, sent: bool) {
         // SAFETY: the queue's interface exists as long as `self`.
         unsafe { shim::tofu_shim_count_tx(self.as_raw(), len as u32, sent) };
+    }
+
+    /// Tells the kernel's byte queue limits what has passed since the last call. Returns how many
+    /// more bytes may be posted; if less than 0, the stack waits. For one caller at a time.
+    pub(crate) fn account(self, passed: &Passed) -> i32 {
+        let Passed {
+            posted,
+            packets,
+            bytes,
+        } = *passed;
+        // SAFETY: the queue's interface exists as long as `self`. The bytes of packets that have
+        // ended were posted before.
+        unsafe { shim::tofu_shim_account(self.as_raw(), posted, packets, bytes) }
     }
 
     /// Passes the stack an answer to its latest query.

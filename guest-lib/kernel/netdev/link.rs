@@ -236,6 +236,7 @@ impl Link {
         tx.reap(now);
         tx.expire(now);
         tx.settle(now);
+        tx.account(queue);
         let carrier = tx.outbound.ports_mut().news();
         let goes_on = tx.goes_on(&self.peers, now);
         drop(tx);
@@ -284,6 +285,7 @@ impl Link {
             sender.rearm();
         }
         tx.reap(now);
+        tx.account(queue);
         tx.flush();
         let settled = tx.is_settled() && !fetching;
         let ready = ready || tx.gets.are_due(now);

@@ -24,6 +24,7 @@ use super::ethtool::QueueCounters;
 use crate::engine::{now_ns, Health, KernelMemory};
 use crate::packets::{Reaped, Sender};
 use crate::skb::Skb;
+use crate::tx_queue::TxQueue;
 
 mod gets;
 mod poll;
@@ -159,9 +160,18 @@ impl Tx {
     /// an interrupt.
     pub(super) fn is_settled(&self) -> bool {
         self.outbound.is_settled()
+            && !self.sender.as_ref().is_some_and(Sender::is_full)
             && self.blocked.is_none()
             && self.ended.is_none()
             && !self.requests.are_under_way()
+    }
+
+    /// Tells the kernel's byte queue limits what has passed. Returns true if the stack waits.
+    pub(super) fn account(&mut self, queue: TxQueue<'_>) -> bool {
+        self.sender.as_mut().is_some_and(|sender| {
+            sender.account(queue);
+            sender.is_full()
+        })
     }
 
     /// Handles completed commands.

@@ -43,6 +43,43 @@ fn streams(place: &Place, from: usize, to: usize, size: u32) {
     net::streams(place, from, (to, ADDRESSES[to]), size);
 }
 
+/// The kernel's byte queue limits know what has passed. With the lowest one, under which a queue is
+/// stopped after each packet, data still arrives.
+fn keeps_byte_queue_limits(place: &Place) {
+    let limits = "cd /sys/class/net/tofu0/queues/tx-0/byte_queue_limits";
+    let limit = || place.shell(0, &format!("{limits}; cat limit")).trim().parse::<u64>().unwrap();
+    assert!(limit() >= 64 << 10, "{}", limit());
+    place.shell(0, &format!("{limits}; cp limit_max /tmp/limit_max; echo 1 >limit_max"));
+    for to in [1, 2] {
+        answers(place, 0, to, 7000);
+        streams(place, 0, to, 2);
+    }
+    wait_for("the limit", MOMENT, || {
+        answers(place, 0, 2, 7000);
+        limit() == 1
+    });
+    place.shell(0, &format!("{limits}; cat /tmp/limit_max >limit_max"));
+}
+
+/// Counters of a device that is gone do no harm, whenever they are read, and files say that it is.
+fn counters_of_a_gone_device(place: &Place) {
+    // The memory that such a device keeps counts as leaked.
+    if image().contains("debug") {
+        return;
+    }
+    place.run(&["fault", "device", "0", "gone"]).ok();
+    // Until the interface is detached they are all ones, of each queue.
+    place.exec("0", &["/tmp/net", "counters"]);
+    for file in ["queues", "interfaces", "ports"] {
+        let said = place.shell(0, &format!("cat /sys/kernel/debug/tofu/{file}"));
+        assert_eq!(said, "device no answer\n", "{file}");
+    }
+    place.run(&["fault", "device", "0", "off"]).ok();
+    wait_for("an answer", PATIENCE, || {
+        place.shell(0, "ping -c 1 -W 1 10.2.0.1; true").contains(" 0% packet loss")
+    });
+}
+
 /// Data that a program leaves unread beyond the pages that the driver has mapped arrives as copies.
 fn unread(place: &Place) {
     // The initial buffer does not grow while nothing is read.
@@ -455,6 +492,7 @@ fn driver_interface_works() {
     have_addresses(&place);
     carry_all_sizes(&place);
     queues_are_used(&place);
+    keeps_byte_queue_limits(&place);
     unread(&place);
     longer_frames(&place);
     complete_short_frames(&place);
@@ -470,6 +508,7 @@ fn driver_interface_works() {
     show_their_state(&place);
     keeps_its_addresses(&place);
     survives_resets(&place);
+    counters_of_a_gone_device(&place);
     wakes_up(&place);
 
     survive_reloads(&place);

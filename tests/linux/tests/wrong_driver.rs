@@ -242,7 +242,7 @@ const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "doorbell_late",
-        edits: &[("netdev/tx/xmit.rs", "!later || room < RESERVE", "false")],
+        edits: &[("netdev/tx/xmit.rs", "!later || full", "false")],
         named: None,
     },
     Mutation {

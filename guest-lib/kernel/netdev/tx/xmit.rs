@@ -66,8 +66,9 @@ impl Tx {
             self.counters.held += 1;
             queue.stop_queue();
         }
+        let full = self.account(queue) || room < RESERVE;
         let later = more || corked && !self.lone || self.can_wait();
-        if !later || room < RESERVE {
+        if !later || full {
             // The doorbell is rung immediately for a lone frame, and once for those that follow it.
             self.lone = false;
             self.flush();
@@ -75,6 +76,7 @@ impl Tx {
                 // A poll does so when it ends.
                 self.reap(now);
                 self.flush();
+                self.account(queue);
             }
         }
         drop(last);
