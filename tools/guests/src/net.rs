@@ -253,6 +253,23 @@ impl Net {
         self.sockets.add(socket)
     }
 
+    /// Moves those of these TCP sockets that listen behind the others.
+    ///
+    /// The stack hands a segment to the first socket that accepts it. A listening one accepts any
+    /// SYN, so also a late copy of one whose connection is open: it answers the copy, and the
+    /// client's next segment to it resets the connection.
+    pub fn listen_last<'a>(&mut self, handles: impl Iterator<Item = &'a mut SocketHandle>) {
+        let mut handles: Vec<_> = handles.collect();
+        handles.sort_by_key(|handle| {
+            self.sockets.get::<tcp::Socket>(**handle).state() == tcp::State::Listen
+        });
+        let sockets: Vec<_> = handles.iter().map(|handle| self.sockets.remove(**handle)).collect();
+        // A new socket takes the first free place.
+        for (handle, socket) in handles.into_iter().zip(sockets) {
+            *handle = self.sockets.add(socket);
+        }
+    }
+
     /// A UDP socket at a port.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! The lines of a module's source, from its debug information.
 //!
 //! A module is an object file: its sections have no addresses yet, so the information names places
-//! in them by relocations. Here each section gets its own addresses, which a copy of the information
-//! is relocated to.
+//! in them by relocations. Here each section gets its own addresses, which a copy of the
+//! information is relocated to.
 
 use std::convert::Infallible;
 

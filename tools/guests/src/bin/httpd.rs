@@ -164,6 +164,7 @@ impl Server {
 
     /// Does the pending work of all connections.
     fn work(&mut self, net: &mut Net) {
+        let mut listens = false;
         for (connection, is_found) in self.connections.iter_mut().zip(&mut self.is_found) {
             let socket = net.sockets.get_mut::<tcp::Socket>(connection.handle);
             if !socket.is_open() {
@@ -171,6 +172,7 @@ impl Server {
                 connection.response = None;
                 // Fails only for port 0.
                 let _ = socket.listen(PORT);
+                listens = true;
                 continue;
             }
             if connection.response.is_none() {
@@ -201,6 +203,9 @@ impl Server {
             if socket.state() == tcp::State::CloseWait {
                 socket.close();
             }
+        }
+        if listens {
+            net.listen_last(self.connections.iter_mut().map(|connection| &mut connection.handle));
         }
     }
 }
