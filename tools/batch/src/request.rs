@@ -519,7 +519,7 @@ mod tests {
     fn contradictions_are_refused() {
         for (script, command_line, expected) in [
             ("#PJM -L node=2\n#PJM --mpi shape=3", "", "shape=3: must fit into node=2"),
-            ("#PJM -L node=200\n#PJM --mpi max-proc-per-node=4", "", "800 is greater than"),
+            ("#PJM -L node=2000\n#PJM --mpi max-proc-per-node=4", "", "8000 is greater than"),
             (
                 "#PJM -L node=2\n#PJM --mpi proc=9,max-proc-per-node=4",
                 "",
