@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use tofu_control::MachineName;
-use tofu_jobs::{JobSpec, Libs, RankFile, RankOrder, Variable};
+use tofu_jobs::{JobSpec, Libs, RankFile, RankOrder, Variable, find_program, is_program};
 use tofu_jtofu::LogicalShape;
 use tofu_spec::units::{InstructionTime, Timeout};
 
@@ -720,16 +719,11 @@ fn bare(words: Vec<String>, local: bool) -> Vec<String> {
 /// Returns a program with its place if only this folder has it: as Open MPI does, which looks here
 /// when `PATH` has no such program.
 fn found(mut words: Vec<String>) -> Vec<String> {
-    let is_program = |path: &Path| {
-        let mode = fs::metadata(path).map(|file| (file.is_file(), file.permissions().mode()));
-        mode.is_ok_and(|(is_file, mode)| is_file && mode & 0o111 != 0)
-    };
-    if let Some(name) = words.first_mut().filter(|name| !name.contains('/')) {
-        let folders = env::var_os("PATH").unwrap_or_default();
-        let in_path = env::split_paths(&folders).any(|folder| is_program(&folder.join(&*name)));
-        if !in_path && is_program(Path::new(name)) {
-            name.insert_str(0, "./");
-        }
+    if let Some(name) = words.first_mut().filter(|name| !name.contains('/'))
+        && find_program(name).is_none()
+        && is_program(Path::new(name))
+    {
+        name.insert_str(0, "./");
     }
     words
 }

@@ -367,14 +367,22 @@ impl Program {
             }
             return Ok(Self { path, args });
         }
-        let folders = std::env::var_os("PATH").unwrap_or_default();
-        let found = std::env::split_paths(&folders).map(|folder| folder.join(name));
-        let Some(path) = found.into_iter().find(|path| path.is_file() && is_executable(path))
-        else {
+        let Some(path) = find_program(name) else {
             bail!("there is no program {name}; write ./{name} for a file in this folder");
         };
         Ok(Self { path, args })
     }
+}
+
+/// Finds the program `name` in the folders of `PATH`.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|path| is_program(path))
+}
+
+/// Returns whether a path is a file that this process may execute.
+pub fn is_program(path: &Path) -> bool {
+    path.is_file() && is_executable(path)
 }
 
 fn is_executable(path: &Path) -> bool {
