@@ -63,7 +63,7 @@ struct Program {
     wish: Wish,
     /// The number of events at its node up to the last one that it has seen.
     events: u64,
-    /// The smallest step of its clock, once it has left.
+    /// The smallest step of its clock, once it has left; 0 before, and if it begins again.
     step: Ps,
 }
 
@@ -332,7 +332,10 @@ impl Turns {
                     *happened = Some(now);
                 }
                 Wish::Away { happened: happened @ None, .. } => *happened = Some(now),
-                Wish::Turn => state.late.note(now, program.at, program.step),
+                // One that waits for its beginning has run ahead of nothing.
+                Wish::Turn if program.step > 0 => {
+                    state.late.note(now, program.at, program.step);
+                }
                 _ => {}
             }
         }
@@ -402,7 +405,8 @@ impl Turn {
     /// again.
     pub fn rest(&self) {
         let mut state = lock(&self.turns.state);
-        state.programs[self.program].wish = Wish::Ended;
+        let program = &mut state.programs[self.program];
+        (program.wish, program.step) = (Wish::Ended, 0);
         self.turns.pass(&mut state);
     }
 
