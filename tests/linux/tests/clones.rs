@@ -115,6 +115,36 @@ fn clones_differ_in_identity_alone() {
 }
 
 #[test]
+fn clones_in_modelled_time_have_names_and_one_clock() {
+    let Some(place) = Place::new(Image::Default) else { return };
+    let cache = cache(&place);
+    let timed = ["--time", "modelled", "--ns-per-instruction", "1"];
+    up(&place, &cache, &timed);
+    let made = template(&cache).expect("the first use makes a template");
+    let before = sum(&made);
+    assert_eq!(place.run(&["time", "--json"]).json()["time"]["late"], 0);
+    let hosts = [0, 1].map(|node| place.shell(node, "hostname; cut -c 1-4 /proc/cmdline"));
+    assert_eq!(hosts, ["t-0-0-0-0-0-0\ntsc_\n", "t-1-0-0-0-0-0\ntsc_\n"]);
+    let dates = place.exec_all(&["date", "+%F %s"]);
+    let dates: Vec<_> = dates.iter().filter_map(|line| line.split_once(") ")).collect();
+    assert!(dates.len() == 2 && dates[0].1 == dates[1].1, "{dates:?}");
+    // Where the real-time clock begins, whatever the host's says.
+    assert!(dates[0].1.starts_with("2026-01-01 "), "{dates:?}");
+    place.all_pairs(2, 1);
+    place.run(&["restart", "1"]).ok();
+    assert_eq!(place.shell(1, "hostname"), "t-1-0-0-0-0-0\n");
+    place.all_pairs(2, 1);
+    down(&place);
+    // Where input is recorded from the first instruction on, nodes boot.
+    let record = place.file("input.jsonl");
+    up(&place, &cache, &[&timed[..], &["--nodes", "1", "--record", &record]].concat());
+    assert_eq!(template(&cache), Some(made.clone()));
+    assert_eq!(sum(&made), before);
+    down(&place);
+    place.is_clean();
+}
+
+#[test]
 fn unfit_templates_make_nodes_boot() {
     let Some(place) = Place::new(Image::Default) else { return };
     let cache = cache(&place);

@@ -35,11 +35,13 @@ pub(crate) fn assume(identity: &Identity) -> io::Result<()> {
         return Ok(());
     }
     let Identity { host, command_line, time_ns, seed } = identity;
-    let time = Timespec {
-        tv_sec: (time_ns / 1_000_000_000).cast_signed(),
-        tv_nsec: (time_ns % 1_000_000_000).cast_signed(),
-    };
-    clock_settime(ClockId::Realtime, time)?;
+    if let Some(ns) = time_ns {
+        let time = Timespec {
+            tv_sec: (ns / 1_000_000_000).cast_signed(),
+            tv_nsec: (ns % 1_000_000_000).cast_signed(),
+        };
+        clock_settime(ClockId::Realtime, time)?;
+    }
     fs::write("/dev/urandom", seed)?;
     name(host)?;
     fs::write(COMMAND_LINE, format!("{command_line}\n"))?;

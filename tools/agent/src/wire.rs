@@ -32,7 +32,7 @@ use thiserror::Error;
 use tofu_sync::queue::Item;
 
 /// Version of the messages. Both sides must have the same one.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Most bytes of a stream in a message.
 pub const MAX_DATA: usize = 32 << 10;
 /// Most bytes of a frame without its zero.
@@ -172,8 +172,8 @@ pub struct Identity {
     pub host: String,
     /// The command line with which its kernel would have been booted.
     pub command_line: String,
-    /// The time, in nanoseconds since 1970 UTC.
-    pub time_ns: u64,
+    /// The time, in nanoseconds since 1970 UTC; `None` if its clock is right.
+    pub time_ns: Option<u64>,
     /// Random bytes, for the kernel's generator.
     pub seed: [u8; 32],
 }

@@ -80,7 +80,7 @@ impl LinuxBackend for LinuxHost {
             // Nodes of other shards have no place in the Ethernet.
             let index = plan.linux().position(|(own, _)| own == id).filter(|_| has_lan);
             let line = self.command_line(plan, plan.coords(id), linux, index.map(lan::ip));
-            (id, qemu::with_clock(line, qemu::clock(*kvm)))
+            (id, qemu::with_clock(line, qemu::host_clock(*kvm)))
         });
         LinuxFiles {
             kernel: &boot_files.kernel,
@@ -120,11 +120,14 @@ impl LinuxBackend for LinuxHost {
             let watch = self.watch.as_ref().and_then(|w| w.begin(index, machine, at));
             let ip = lan.as_ref().map(|_| lan::ip(index));
             // The checks cover only these. A node with an Ethernet gets its address there from its
-            // init.
+            // init. A record holds what the guest gets from its first instruction on, and time may
+            // be wanted to stop while it boots.
+            let from_the_start =
+                plan.input.is_some() || plan.modelled.is_some_and(|time| time.until.is_some());
             let can_clone = boot_files.can_clone
                 && linux.arch == Arch::X86_64
                 && linux.boot == BootFrom::Monitor
-                && !(*kvm || lan.is_some() || plan.on_linux.cold || plan.modelled.is_some());
+                && !(*kvm || lan.is_some() || plan.on_linux.cold || from_the_start);
             let setup = VmSetup {
                 boot_files: Arc::clone(boot_files),
                 name: node_name(at),

@@ -94,7 +94,9 @@ pub(crate) fn start(
     passed.at(MONITOR, listen(&setup.qmp)?);
     let memory = memory(setup.memory, boot)?;
     passed.at(MEMORY, memory.try_clone()?);
-    if let Some(time) = &setup.time {
+    // A template has no machine.
+    let time = setup.time.as_ref().filter(|_| !matches!(boot, Boot::Template));
+    if let Some(time) = time {
         let (pace, pace_there) = UnixStream::pair().context("no sockets left")?;
         passed.at(PACE, pace_there);
         time.machine.keep(time.at, pace, &setup.confinement)?;
@@ -102,12 +104,9 @@ pub(crate) fn start(
     if let Some(watch) = &setup.watch {
         passed.at(BREAKS, watch.breaks.file().try_clone_to_owned()?);
     }
-    let [console, agent] = ports(setup, &mut passed)?;
+    let [console, agent] = ports(time, &mut passed)?;
     let qemu = passed.program(qemu, setup)?;
-    let khz = match &setup.time {
-        Some(time) => Some(time.instruction.clock_khz()),
-        None => clock(setup.kvm),
-    };
+    let khz = clock(setup);
     let arguments = arguments(setup, boot, khz, &mut passed)?;
     let is_confined = passed.limits.is_some();
     let mut limits = passed.limits.unwrap_or_default();
@@ -141,8 +140,8 @@ pub(crate) fn start(
 }
 
 /// Makes the ports of a guest. In modelled time, their input comes by its pace.
-fn ports(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<[Duplex; 2]> {
-    let Some(time) = &setup.time else {
+fn ports(time: Option<&GuestTime>, passed: &mut Passed) -> anyhow::Result<[Duplex; 2]> {
+    let Some(time) = time else {
         let ((console, console_there), (agent, agent_there)) = (Duplex::pair()?, Duplex::pair()?);
         passed.at(CONSOLE, console_there);
         passed.at(AGENT, agent_there);
@@ -157,11 +156,13 @@ fn ports(setup: &VmSetup, passed: &mut Passed) -> anyhow::Result<[Duplex; 2]> {
 }
 
 /// The arguments for the ports of a guest.
-fn port_arguments(setup: &VmSetup) -> Vec<OsString> {
+fn port_arguments(setup: &VmSetup, boot: Boot<'_>) -> Vec<OsString> {
     let ports = [("console", CONSOLE), ("agent", AGENT)].into_iter();
-    let words = ports.flat_map(|(name, number)| match &setup.time {
-        None => vec!["-chardev".into(), format!("socket,id={name},fd={number}")],
-        Some(_) => vec![
+    let words = ports.flat_map(|(name, number)| match (&setup.time, boot) {
+        (None, _) | (_, Boot::Template) => {
+            vec!["-chardev".into(), format!("socket,id={name},fd={number}")]
+        }
+        (Some(_), _) => vec![
             "-add-fd".into(),
             format!("fd={number},set={number}"),
             "-chardev".into(),
@@ -186,8 +187,9 @@ fn memory(size: MemorySize, boot: Boot<'_>) -> anyhow::Result<File> {
 /// Returns the key of the template of which a virtual machine can be a clone.
 pub(crate) fn template_key(qemu: &Qemu, setup: &VmSetup) -> anyhow::Result<TemplateKey> {
     let mut passed = Passed::new(None);
-    // Without the clock, whose frequency is measured and so never quite the same.
-    let mut words = arguments(setup, Boot::Template, None, &mut passed)?;
+    // Without the host's clock, whose frequency is measured and so never quite the same.
+    let clock = setup.time.as_ref().map(|time| time.instruction.clock_khz());
+    let mut words = arguments(setup, Boot::Template, clock, &mut passed)?;
     words.push(qemu.version.clone().into());
     let files = &setup.boot_files;
     let files = [&files.kernel, &files.initrd, &qemu.program].into_iter().chain(&files.root);
@@ -218,8 +220,8 @@ pub(crate) fn resume(setup: &VmSetup, template: &Template) -> anyhow::Result<()>
     monitor.command("migrate-incoming", uri)?;
     wait_for_state(&mut monitor)?;
     monitor.command("device_add", device(&setup.device, Some(PORT)))?;
-    monitor.command("cont", json!({}))?;
-    Ok(())
+    // In modelled time, QEMU answers when the guests of all nodes have begun.
+    monitor.run()
 }
 
 /// Prepares the saving or loading of a state without the memory; returns the arguments of the
@@ -329,12 +331,21 @@ pub(crate) fn has_intel_iommu(setup: &VmSetup) -> bool {
 
 /// The options that keep a guest in modelled time. The serial bus works within the access, and no
 /// device works at times of the host.
-fn in_modelled_time(time: &GuestTime, passed: &mut Passed) -> anyhow::Result<Vec<OsString>> {
+fn in_modelled_time(
+    time: &GuestTime,
+    boot: Boot<'_>,
+    passed: &mut Passed,
+) -> anyhow::Result<Vec<OsString>> {
     let plugin = passed.file(&time.plugin)?;
+    let plugin = plugin.display();
     let words = ["-icount", "shift=0,sleep=off", "-rtc", "clock=vm,base=2026-01-01", "-seed", "1"];
     let mut args: Vec<OsString> = words.map(OsString::from).into();
     args.push("-plugin".into());
-    args.push(format!("file={},fd={PACE}", plugin.display()).into());
+    args.push(OsString::from(match boot {
+        Boot::Cold => format!("file={plugin},fd={PACE}"),
+        Boot::Template => format!("file={plugin},template={}", time.instruction.ps()),
+        Boot::Clone(_) => format!("file={plugin},fd={PACE},clone=on"),
+    }));
     args.extend(["-device", "virtio-serial-pci,ioeventfd=off"].map(OsString::from));
     Ok(args)
 }
@@ -367,7 +378,7 @@ fn arguments(
     passed: &mut Passed,
 ) -> anyhow::Result<Vec<OsString>> {
     let mut args = processor_arguments(setup);
-    args.extend(port_arguments(setup));
+    args.extend(port_arguments(setup, boot));
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
     add(&["-name", &setup.name, "-nodefaults", "-no-user-config", "-display", "none"]);
     // A guest that resets itself has ended, for example after a kernel panic.
@@ -387,7 +398,7 @@ fn arguments(
     });
     add(&["-serial", "chardev:console"]);
     match &setup.time {
-        Some(time) => args.extend(in_modelled_time(time, passed)?),
+        Some(time) => args.extend(in_modelled_time(time, boot, passed)?),
         None => add(&["-device", "virtio-serial-pci", "-device", "virtio-rng-pci"]),
     }
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
@@ -436,9 +447,17 @@ fn arguments(
     Ok(args)
 }
 
-/// The frequency of the time stamp counter of an emulated processor, in kHz; `None` if it is not
-/// known, or the hardware runs the guest.
-pub(crate) fn clock(kvm: bool) -> Option<u32> {
+/// The frequency of the time stamp counter of a guest, in kHz; `None` if it is not known, or the
+/// hardware runs the guest.
+pub(crate) fn clock(setup: &VmSetup) -> Option<u32> {
+    match &setup.time {
+        Some(time) => Some(time.instruction.clock_khz()),
+        None => host_clock(setup.kvm),
+    }
+}
+
+/// The same of a guest that does not keep modelled time: that of the host.
+pub(crate) fn host_clock(kvm: bool) -> Option<u32> {
     if kvm { None } else { tofu_vmm::host_tsc_khz() }
 }
 

@@ -215,14 +215,21 @@ impl Progress for Waiting<'_> {
 
 /// The identity of a clone that will be this node.
 pub(crate) fn identity(setup: &VmSetup) -> Identity {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut seed = [0; 32];
-    // It only adds to what the guest has from its virtio device.
-    let _ = getrandom(&mut seed, GetRandomFlags::empty());
+    // In modelled time, a guest's clock and numbers do not depend on the host.
+    let time_ns = if setup.time.is_some() {
+        seed.iter_mut().zip(setup.name.bytes()).for_each(|(seed, byte)| *seed = byte);
+        None
+    } else {
+        // It only adds to what the guest has from its virtio device.
+        let _ = getrandom(&mut seed, GetRandomFlags::empty());
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Some(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    };
     Identity {
         host: setup.name.clone(),
-        command_line: qemu::with_clock(setup.command_line.clone(), qemu::clock(setup.kvm)),
-        time_ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+        command_line: qemu::with_clock(setup.command_line.clone(), qemu::clock(setup)),
+        time_ns,
         seed,
     }
 }

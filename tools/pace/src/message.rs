@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | kind | 4 | [`BEGIN`], [`AT`], [`ASLEEP`], [`ACCESS`] or [`PASSED`] |
 //! | version | 4 | [`VERSION`](crate::VERSION) in the first message; 0 later |
-//! | time | 8 | of the guest, in nanoseconds; 0 in the first message |
+//! | time | 8 | of the guest, in nanoseconds; more than 0 in the first message of a clone |
 //! | until | 8 | of a guest that is asleep: when its next timer is due; else 0 |
 //!
 //! | machine to plugin | bytes | |
@@ -28,10 +28,10 @@
 //!    repeats its message first. The answer brings what it would have got without the pause.
 //!
 //! Time does not go back: a plugin that reports that is disconnected. Interrupts are delivered when
-//! an answer brings them. A plugin of a node whose guest has ended may connect later. Its clock
-//! begins at 0 again, at the present time of the machine. The answer to `AT` is computed from the
-//! events in flight and from what the other guests could still cause (`Turn::horizon` of the crate
-//! `tofu-timed`).
+//! an answer brings them. A guest begins when the machine has reached the time of its clock. A
+//! plugin of a node whose guest has ended may connect later, and its guest begins at the present
+//! time of the machine at the earliest. The answer to `AT` is computed from the events in flight
+//! and from what the other guests could still cause (`Turn::horizon` of the crate `tofu-timed`).
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;

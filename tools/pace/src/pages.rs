@@ -25,7 +25,7 @@
 //! | limit | 64 + 32 n | nothing happens at the node of guest n by itself before this time |
 //! | ahead | 72 + 32 n | the look-ahead of its node |
 //! | acts | 80 + 32 n | it has no effect on others before this time |
-//! | base | 88 + 32 n | when its clock began |
+//! | base | 88 + 32 n | when its clock was 0 |
 //!
 //! A guest may run until the least of its `limit` and, of all others, the later one of `acts`
 //! and `reached + ahead`. It reads those of the others first, and all of it again if `version` has
@@ -150,9 +150,9 @@ impl Pages {
         [self.machine.read_only.as_fd()].into_iter().chain(guests).collect()
     }
 
-    /// Begins the clock of a guest whose plugin has come, at a time in picoseconds.
-    pub fn begin(&self, guest: usize, at: u64) {
-        self.machine.words.set(base(guest), at);
+    /// Begins a guest whose plugin has come, at a time in picoseconds. Its clock was 0 at `zero`.
+    pub fn begin(&self, guest: usize, zero: u64, at: u64) {
+        self.machine.words.set(base(guest), zero);
         let own = &self.guests[guest].words;
         own.set(WANTS, 0);
         own.set(REACHED, at);

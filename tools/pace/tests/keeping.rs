@@ -19,7 +19,7 @@ fn pages(guests: usize, outlooks: &[Outlook]) -> (Pages, Vec<Page>) {
     let pages = Pages::new(guests, INSTRUCTION, 0).unwrap();
     pages.tell(outlooks.iter().copied());
     let own = |guest: usize| {
-        pages.begin(guest, 0);
+        pages.begin(guest, 0, 0);
         let files = pages.files(guest).into_iter().map(|file| file.try_clone_to_owned().unwrap());
         Page::map(guest, files.collect()).unwrap()
     };

@@ -749,7 +749,7 @@ mod tests {
     #[test]
     fn clone_is_ready_with_its_identity() {
         let (host, command_line) = ("t-0".to_owned(), "tofu.name=t-0".to_owned());
-        let identity = Identity { host, command_line, time_ns: 1, seed: [7; 32] };
+        let identity = Identity { host, command_line, time_ns: Some(1), seed: [7; 32] };
         let answer = |stream: &UnixStream, result: Result<(), String>| {
             let mut stream = stream;
             stream.write_all(&encode(&FromGuest::Identified(result)).unwrap()).unwrap();

@@ -34,13 +34,13 @@ impl Pace {
         Self { machine, page: None, asks: false }
     }
 
-    /// Begins. Waits until the guests of all nodes have.
+    /// Begins, with the guest's clock at a time. Waits until the guests of all nodes have begun.
     ///
     /// # Errors
     ///
     /// If the machine ends, or speaks another version.
-    pub(crate) fn begin(&mut self) -> io::Result<Go> {
-        self.say([BEGIN, VERSION], [0, 0])?;
+    pub(crate) fn begin(&mut self, ns: u64) -> io::Result<Go> {
+        self.say([BEGIN, VERSION], [ns, 0])?;
         let (go, files) = Go::receive(&self.machine)?;
         self.page = Some(Page::map(go.guest as usize, files)?);
         Ok(go)

@@ -18,17 +18,18 @@ use crate::hpet;
 use crate::pace::Pace;
 use crate::stacks;
 use crate::symbols::{end, function};
+use crate::template;
 
 /// Version of the plugin API that this was tried with: that of QEMU 11.1.
 #[unsafe(no_mangle)]
 pub(crate) static qemu_plugin_version: c_int = 7;
 
 /// `QEMU_CLOCK_VIRTUAL`: with instruction counting, the clock of the guest.
-const CLOCK_VIRTUAL: c_int = 1;
+pub(crate) const CLOCK_VIRTUAL: c_int = 1;
 /// Timers of any attributes.
 const ALL_TIMERS: c_int = -1;
 /// Nanoseconds.
-const SCALE_NS: c_int = 1;
+pub(crate) const SCALE_NS: c_int = 1;
 /// `RUN_STATE_DEBUG` and `RUN_STATE_PAUSED` of QEMU 11.1.
 const DEBUG: c_int = 0;
 const PAUSED: c_int = 4;
@@ -44,8 +45,8 @@ const LATER: i64 = 1_000_000;
 /// it.
 const RECOUNT: u64 = 100_000;
 
-type ClockGet = unsafe extern "C" fn(c_int) -> i64;
-type TimerInit = unsafe extern "C" fn(
+pub(crate) type ClockGet = unsafe extern "C" fn(c_int) -> i64;
+pub(crate) type TimerInit = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
     c_int,
@@ -54,7 +55,7 @@ type TimerInit = unsafe extern "C" fn(
     unsafe extern "C" fn(*mut c_void),
     *mut c_void,
 );
-type TimerMod = unsafe extern "C" fn(*mut c_void, i64);
+pub(crate) type TimerMod = unsafe extern "C" fn(*mut c_void, i64);
 type ThreadsIdle = unsafe extern "C" fn() -> bool;
 type Processor = unsafe extern "C" fn(c_int) -> *mut c_void;
 type IsStopped = unsafe extern "C" fn(*mut c_void) -> bool;
@@ -71,13 +72,15 @@ type Schedule = unsafe extern "C" fn(
     *mut c_void,
     *const c_char,
 );
-type Changed = unsafe extern "C" fn(*mut c_void, bool, c_int);
-type OnChange = unsafe extern "C" fn(Changed, *mut c_void) -> *mut c_void;
+pub(crate) type Changed = unsafe extern "C" fn(*mut c_void, bool, c_int);
+pub(crate) type OnChange = unsafe extern "C" fn(Changed, *mut c_void) -> *mut c_void;
 type FindPort = unsafe extern "C" fn(*const c_char) -> *mut c_void;
 type Room = unsafe extern "C" fn(*mut c_void) -> c_int;
 type PutIn = unsafe extern "C" fn(*mut c_void, *const u8, c_int);
-type Resolve = unsafe extern "C" fn(*const c_char, *const c_char, *mut bool) -> *mut c_void;
-type VcpuInit = unsafe extern "C" fn(u64, unsafe extern "C" fn(u32, *mut c_void), *mut c_void);
+pub(crate) type Resolve =
+    unsafe extern "C" fn(*const c_char, *const c_char, *mut bool) -> *mut c_void;
+pub(crate) type VcpuInit =
+    unsafe extern "C" fn(u64, unsafe extern "C" fn(u32, *mut c_void), *mut c_void);
 
 /// QEMU's `Notifier`.
 #[repr(C)]
@@ -138,10 +141,14 @@ struct State {
     stopped: bool,
     /// True once the virtual machine has run.
     ran: bool,
+    /// True if the guest is a clone, whose state QEMU loads before it runs.
+    is_clone: bool,
+    /// True once its time has begun.
+    begun: bool,
 }
 
 impl State {
-    fn new(pace: Pace) -> Self {
+    fn new(pace: Pace, is_clone: bool) -> Self {
         Self {
             pace,
             board: None,
@@ -153,6 +160,8 @@ impl State {
             stands: false,
             stopped: false,
             ran: false,
+            is_clone,
+            begun: false,
         }
     }
 }
@@ -310,9 +319,21 @@ impl Plugin {
         }
     }
 
-    /// Tells the machine the time before an access, and waits until it has got there.
+    /// Begins the guest's time.
+    fn begin(&self, state: &mut State) {
+        state.begun = true;
+        let now = self.now();
+        let go = state.pace.begin(now);
+        self.obey(state, go, now);
+    }
+
+    /// Tells the machine the time before an access, and waits until it has got there. The device of
+    /// a clone is accessed before its time begins, when it is plugged in.
     fn before_access(&self) {
         let mut state = self.state();
+        if !state.begun {
+            return;
+        }
         let go = state.pace.access(self.now());
         self.deliver(&mut state, go);
     }
@@ -320,6 +341,9 @@ impl Plugin {
     /// Tells the machine the time, and waits until it has got there.
     fn meet(&self) {
         let mut state = self.state();
+        if !state.begun {
+            return;
+        }
         let now = self.now();
         let go = state.pace.at(now);
         self.obey(&mut state, go, now);
@@ -394,6 +418,9 @@ unsafe extern "C" fn changed(_: *mut c_void, runs: bool, _: c_int) {
     let mut state = plugin.state();
     state.stands &= !runs;
     if runs && !std::mem::replace(&mut state.ran, true) {
+        if state.is_clone {
+            plugin.begin(&mut state);
+        }
         // SAFETY: QEMU's function; both texts end with a zero, and there are no flags. All devices
         // exist when the machine runs, and none is in use yet.
         unsafe {
@@ -478,13 +505,14 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
     // SAFETY: the table is read by threads that hold the big lock, as this one does.
     let (read, write) = unsafe { accesses::replace(plugin.operations, region_read, region_write) };
     (state.read, state.write) = (Some(read), Some(write));
-    let go = state.pace.begin();
     state.board = Some(blocks::board());
-    plugin.obey(&mut state, go, plugin.now());
+    if !state.is_clone {
+        plugin.begin(&mut state);
+    }
 }
 
 /// Memory for a timer, which is never freed.
-fn new_timer() -> usize {
+pub(crate) fn new_timer() -> usize {
     Box::leak(Box::new([0u64; TIMER / 8])).as_mut_ptr() as usize
 }
 
@@ -519,6 +547,11 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
         stacks::register(id, unsafe { OwnedFd::from_raw_fd(file) });
         return 0;
     }
+    if let Some(instruction) = value("template=").and_then(|ps| ps.parse().ok()) {
+        template::register(id, instruction);
+        return 0;
+    }
+    let is_clone = value("clone=") == Some("on");
     let pace = match (value("pace="), value("fd=").map(str::parse)) {
         (Some(path), _) => Pace::connect(path).map_err(|error| format!("{path}: {error}")),
         // SAFETY: the process that starts QEMU passes the descriptor only for this.
@@ -554,7 +587,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             put_in: function(c"qemu_chr_be_write"),
             timer: new_timer(),
             input_timer: new_timer(),
-            state: Mutex::new(State::new(pace)),
+            state: Mutex::new(State::new(pace, is_clone)),
         };
         let register: VcpuInit = function(c"qemu_plugin_register_vcpu_init_cb");
         (plugin, register)

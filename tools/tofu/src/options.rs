@@ -304,8 +304,8 @@ pub(crate) struct LinuxArgs {
     /// Boot each node from its kernel, instead of cloning a node that has booted
     ///
     /// The node to clone is booted at the first use of an image with these options, and kept in the
-    /// cache. Nodes with --net, --kernel, --initrd or --boot tofu, arm64 nodes, and nodes that the
-    /// host's hardware runs, always boot.
+    /// cache. Nodes with --net, --kernel, --initrd, --boot tofu, --record, --replay or --until,
+    /// arm64 nodes, and nodes that the host's hardware runs, always boot.
     #[arg(long)]
     pub(crate) cold: bool,
 

@@ -55,6 +55,17 @@ impl Qmp {
         self.send(name, arguments, &[])
     }
 
+    /// Has the virtual machine run. Waits until QEMU says that it is about to, as the answer may
+    /// take any time. QEMU drops commands of a client that hangs up before.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Qmp::command`].
+    pub(super) fn run(&mut self) -> anyhow::Result<()> {
+        self.write("cont", json!({}), &[])?;
+        self.answer(|line| line["event"] == "RESUME").map(drop)
+    }
+
     /// Gives QEMU an open file, and returns the path at which it can open that in the same mode.
     ///
     /// # Errors
@@ -75,7 +86,7 @@ impl Qmp {
         self.send("getfd", json!({ "fdname": name }), &[descriptor]).map(drop)
     }
 
-    fn send(&mut self, name: &str, args: Value, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Value> {
+    fn write(&mut self, name: &str, args: Value, fds: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
@@ -90,14 +101,25 @@ impl Qmp {
             rest = &rest[sent..];
             control.clear();
         }
+        Ok(())
+    }
+
+    fn send(&mut self, name: &str, args: Value, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Value> {
+        self.write(name, args, fds)?;
+        // Events come in between.
+        let mut answer = self.answer(|line| line.get("return").is_some())?;
+        Ok(answer["return"].take())
+    }
+
+    /// Reads lines until one is an answer, or an error.
+    fn answer(&mut self, is_answer: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
         loop {
-            // Events come in between.
-            let mut answer = self.line()?;
-            if let Some(error) = answer.get("error") {
+            let line = self.line()?;
+            if let Some(error) = line.get("error") {
                 bail!("QEMU says: {}", error["desc"].as_str().unwrap_or_default());
             }
-            if answer.get("return").is_some() {
-                return Ok(answer["return"].take());
+            if is_answer(&line) {
+                return Ok(line);
             }
         }
     }

@@ -139,7 +139,7 @@ fn bad(what: impl Into<String>) -> io::Error {
 pub(super) struct Guest {
     pace: Arc<Pace>,
     plugin: UnixStream,
-    /// When its clock began, in picoseconds.
+    /// When its clock was 0, in picoseconds.
     base: u64,
     /// Its last known time, in nanoseconds of its clock.
     last: u64,
@@ -197,8 +197,9 @@ impl Paces {
             return Err(bad("the machine ends"));
         }
         let result = match Message::receive(&plugin) {
-            Ok(Message { kind: message::BEGIN, version: VERSION, .. }) => {
-                let result = self.begin(pace, &plugin).and_then(|()| self.listen(pace, plugin));
+            Ok(Message { kind: message::BEGIN, version: VERSION, at_ns, .. }) => {
+                let begun = self.begin(pace, &plugin, at_ns);
+                let result = begun.and_then(|()| self.listen(pace, plugin));
                 lock(&self.guests)[pace.turn.program()] = None;
                 pace.turn.rest();
                 // Others may have waited for it.
@@ -223,24 +224,25 @@ impl Paces {
         }
     }
 
-    /// Time begins when all guests have come, as each of them has a turn at 0. The clock of each
-    /// guest begins at 0.
-    fn begin(&self, pace: &Arc<Pace>, plugin: &UnixStream) -> io::Result<()> {
+    /// Time begins when all guests have come, as each of them has a turn at 0. A guest whose clock
+    /// shows a later time, as that of a clone does, begins at that time.
+    fn begin(&self, pace: &Arc<Pace>, plugin: &UnixStream, clock_ns: u64) -> io::Result<()> {
         let guest = Guest {
             pace: Arc::clone(pace),
             plugin: plugin.try_clone()?,
             base: 0,
-            last: 0,
+            last: clock_ns,
             slept: false,
             since: Instant::now(),
             asked: Some(Asked::Begin),
             frozen: None,
             kept: None,
         };
+        let at = guest.to_ps(clock_ns, self.instruction)?;
         let mut guests = lock(&self.guests);
         guests[pace.turn.program()] = Some(guest);
-        if std::mem::replace(&mut *lock(&pace.begun), true) {
-            pace.turn.ask(0);
+        if std::mem::replace(&mut *lock(&pace.begun), true) || at > 0 {
+            pace.turn.ask(at);
         }
         self.answer_all(&mut guests, pace);
         Ok(())
@@ -368,8 +370,9 @@ impl Paces {
                 guest.answer(woken.max(at + 1), Vec::new(), Input::default())
             }
             Asked::Begin => {
-                guest.base = at_ps + self.delay(pace.node);
-                self.between.pages.begin(turn.program(), guest.base);
+                let begins = at_ps + self.delay(pace.node);
+                guest.base = begins.saturating_sub(guest.to_ps(at, self.instruction)?);
+                self.between.pages.begin(turn.program(), guest.base, begins);
                 let until_ns = self.leave(guest)?;
                 guest.since = Instant::now();
                 let go = Go { until_ns, guest: turn.program() as u32, ..Go::default() };
