@@ -44,4 +44,4 @@ mod turns;
 
 pub use engine::{EventEngine, Interrupt, Observer, Outside};
 pub use function::Function;
-pub use turns::{Away, Lateness, Outlook, Stuck, Turn, Turns};
+pub use turns::{Away, Bounds, Lateness, Stuck, Turn, Turns};

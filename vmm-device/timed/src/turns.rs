@@ -118,9 +118,9 @@ impl Lateness {
     }
 }
 
-/// The prospects of a program.
+/// Lower bounds on a program's next times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outlook {
+pub struct Bounds {
     /// Nothing happens at its node by itself before this time.
     pub limit: Ps,
     /// The least time from a doorbell of its node to an effect at another. Before its node has
@@ -146,8 +146,8 @@ pub trait Away: Send + Sync {
     /// them from long steps.
     fn apart(&self) -> Ps;
 
-    /// Publishes the outlook of all programs, in their order.
-    fn tell(&self, outlooks: &[Outlook]);
+    /// Publishes the bounds of all programs, in their order.
+    fn tell(&self, bounds: &[Bounds]);
 }
 
 /// The order of programs.
@@ -225,7 +225,7 @@ impl Turns {
             self.pass_on(state);
         }
         if let Some(away) = &self.away {
-            away.tell(&self.outlooks(state));
+            away.tell(&self.bounds(state));
         }
     }
 
@@ -291,9 +291,9 @@ impl Turns {
         }
     }
 
-    /// The prospects of all programs.
-    fn outlooks(&self, state: &State) -> Vec<Outlook> {
-        let outlook = |program: &Program| {
+    /// The bounds of all programs.
+    fn bounds(&self, state: &State) -> Vec<Bounds> {
+        let bounds = |program: &Program| {
             let next = self.engine.next(program.node);
             let acts = match program.wish {
                 Wish::Ended => None,
@@ -314,9 +314,9 @@ impl Turns {
                 _ => None,
             };
             let limit = [happened.or(next), state.stop].into_iter().flatten().min();
-            Outlook { limit: limit.unwrap_or(Ps::MAX), ahead, acts }
+            Bounds { limit: limit.unwrap_or(Ps::MAX), ahead, acts }
         };
-        state.programs.iter().map(outlook).collect()
+        state.programs.iter().map(bounds).collect()
     }
 
     /// Notes at which programs' nodes the last event has happened.
@@ -513,11 +513,11 @@ impl Turn {
     pub fn horizon(&self, quantum: Ps) -> Ps {
         let mut state = lock(&self.turns.state);
         self.turns.hear(&mut state);
-        let outlooks = self.turns.outlooks(&state);
-        let others = outlooks.iter().enumerate().filter(|(other, _)| *other != self.program);
-        let acts = others.map(|(_, outlook)| outlook.acts).min().unwrap_or(Ps::MAX);
+        let bounds = self.turns.bounds(&state);
+        let others = bounds.iter().enumerate().filter(|(other, _)| *other != self.program);
+        let acts = others.map(|(_, bounds)| bounds.acts).min().unwrap_or(Ps::MAX);
         let at = state.programs[self.program].at;
-        acts.max(at.saturating_add(quantum)).min(outlooks[self.program].limit)
+        acts.max(at.saturating_add(quantum)).min(bounds[self.program].limit)
     }
 
     /// Makes the machine read the times of programs that are [away](Away).

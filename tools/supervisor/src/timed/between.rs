@@ -1,8 +1,8 @@
 //! The pages of a machine's guests, for the order of their turns.
 
 use tofu_fabric::Ps;
-use tofu_pace::pages::{self, Pages};
-use tofu_timed::{Away, Outlook};
+use tofu_pace::pages::{Outlook, Pages};
+use tofu_timed::{Away, Bounds};
 
 /// The pages through which guests keep each other's pace, and the longest step of a guest.
 #[derive(Debug)]
@@ -24,12 +24,8 @@ impl Away for Between {
         self.longest_step
     }
 
-    fn tell(&self, outlooks: &[Outlook]) {
-        let outlooks = outlooks.iter();
-        self.pages.tell(outlooks.map(|&Outlook { limit, ahead, acts }| pages::Outlook {
-            limit,
-            ahead,
-            acts,
-        }));
+    fn tell(&self, bounds: &[Bounds]) {
+        let outlook = |&Bounds { limit, ahead, acts }: &_| Outlook { limit, ahead, acts };
+        self.pages.tell(bounds.iter().map(outlook));
     }
 }
