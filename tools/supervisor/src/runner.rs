@@ -13,8 +13,7 @@ use tofu_fabric::NodeId;
 use tofu_gateway::IoNode;
 use tofu_machine::capture::CaptureConfig;
 use tofu_machine::{
-    Doorbells, Drive, Generation, Links, Machine, MachineConfig, MachineOf, Shard, Surroundings,
-    Torus, TorusConfig,
+    Doorbells, Drive, Machine, MachineConfig, MachineOf, Shard, Surroundings, Torus, TorusConfig,
 };
 use tofu_sandbox::Role;
 use tofu_vfio_user::Backing;
@@ -132,25 +131,6 @@ impl Machines {
 /// hosts may be busier than others, and a cable that loses packets retransmits them for a while.
 const LONG_TIMEOUT_NS: u64 = 10_000_000_000;
 
-/// Builds a machine without nodes, with running engines and the plan's links down.
-fn machine(
-    network: &Network,
-    (generation, links): (Generation, Links),
-    doorbells: Doorbells,
-    engines: usize,
-    is_patient: bool,
-    confinement: &Confinement,
-    surroundings: Surroundings,
-) -> anyhow::Result<Machine> {
-    let mut config = MachineConfig::of(generation, network.shape);
-    if is_patient || surroundings.shard.is_some() {
-        config.timeout_ns = LONG_TIMEOUT_NS;
-    }
-    let config = MachineConfig { links, doorbells, engines, ..config };
-    let machine = Machine::within(config, surroundings)?;
-    started(machine, network, confinement)
-}
-
 /// Takes links of a machine down and starts its engines.
 fn started<D: Drive>(
     machine: MachineOf<D>,
@@ -163,32 +143,6 @@ fn started<D: Drive>(
     let first = confinement.hook(Role::Engine);
     machine.start_with(move || first())?;
     Ok(machine)
-}
-
-/// Builds a machine of any kind like [`machine`].
-fn any_machine(
-    network: &Network,
-    (interconnect, links): (Interconnect, Links),
-    doorbells: Doorbells,
-    engines: usize,
-    is_patient: bool,
-    confinement: &Confinement,
-    surroundings: Surroundings,
-) -> anyhow::Result<AnyMachine> {
-    Ok(match interconnect {
-        Interconnect::Tofu(generation) => {
-            let kind = (generation, links);
-            let machine =
-                machine(network, kind, doorbells, engines, is_patient, confinement, surroundings)?;
-            AnyMachine::Tofu(Arc::new(machine))
-        }
-        Interconnect::Tnw => {
-            let config = TorusConfig { shape: network.shape, links, engines };
-            let torus = Torus::within(config, surroundings)?;
-            torus.set_doorbells(doorbells);
-            AnyMachine::Tnw(Arc::new(started(torus, network, confinement)?))
-        }
-    })
 }
 
 /// Builds a machine in modelled time, for the plan's guests.
@@ -300,7 +254,7 @@ impl Backend for Machines {
 }
 
 impl Machines {
-    /// Builds the machine of a plan, without nodes.
+    /// Builds the machine of a plan, without nodes, with running engines and the plan's links down.
     fn build(
         &self,
         plan: &Plan,
@@ -310,11 +264,25 @@ impl Machines {
         if let Some(time) = plan.modelled {
             return Ok(AnyMachine::Timed(timed(plan, time, self.input.as_ref())?));
         }
-        let (network, confinement) = (&plan.network, &self.confinement);
-        let kind = (plan.interconnect, plan.links);
-        let (is_patient, surroundings) = (self.is_patient, self.surroundings(network)?);
-        let machine =
-            any_machine(network, kind, doorbells, engines, is_patient, confinement, surroundings)?;
+        let (network, confinement, links) = (&plan.network, &self.confinement, plan.links);
+        let surroundings = self.surroundings(network)?;
+        let machine = match plan.interconnect {
+            Interconnect::Tofu(generation) => {
+                let mut config = MachineConfig::of(generation, network.shape);
+                if self.is_patient || surroundings.shard.is_some() {
+                    config.timeout_ns = LONG_TIMEOUT_NS;
+                }
+                let config = MachineConfig { links, doorbells, engines, ..config };
+                let machine = Machine::within(config, surroundings)?;
+                AnyMachine::Tofu(Arc::new(started(machine, network, confinement)?))
+            }
+            Interconnect::Tnw => {
+                let config = TorusConfig { shape: network.shape, links, engines };
+                let torus = Torus::within(config, surroundings)?;
+                torus.set_doorbells(doorbells);
+                AnyMachine::Tnw(Arc::new(started(torus, network, confinement)?))
+            }
+        };
         machine.network().set_faults(plan.faults.clone())?;
         Ok(machine)
     }
