@@ -695,11 +695,7 @@ fn spec(call: Call, job: Option<&Job>) -> anyhow::Result<JobSpec> {
         json: false,
         shape: None,
         no_wait: false,
-        generation: None,
-        image: None,
-        driver: None,
-        links: None,
-        time: time.as_ref().map(Modelled::of_job).unwrap_or_default(),
+        own: time.as_ref().map(Modelled::machine).unwrap_or_default(),
         program: found(bare(call.program, local)),
         others: others.map(|(ranks, words)| (ranks, found(bare(words, local)))).collect(),
     })
@@ -891,11 +887,11 @@ mod tests {
         assert!(found.tools.iter().any(|(name, _)| name == "numactl") && !found.local);
         let modelled = spec_of("-time modelled -ns-per-instruction 0.3 ./a", &job).unwrap();
         assert!(!modelled.local && modelled.machine.is_none());
-        assert_eq!(modelled.time.ns_per_instruction, Some("0.3".parse().unwrap()));
+        assert_eq!(modelled.own.ns_per_instruction, Some("0.3".parse().unwrap()));
         job.record.request.time = Some(Modelled::default());
-        assert!(spec_of("a", &job).unwrap().time.clock.is_some());
+        assert!(spec_of("a", &job).unwrap().own.time.is_some());
         assert!(spec_of("-local a", &job).unwrap().local);
-        assert!(spec_of("-machine m a", &job).unwrap().time.clock.is_none());
+        assert!(spec_of("-machine m a", &job).unwrap().own.time.is_none());
         job.record.request.time = None;
         job.record.request.order = Order::ByNode;
         assert_eq!(spec_of("a", &job).unwrap().order, RankOrder::RoundRobin);

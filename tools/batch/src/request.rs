@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use tofu_jobs::JobTime;
+use tofu_spec::MachineSpec;
 use tofu_spec::units::{InstructionTime, Time};
 
 use crate::directives;
@@ -66,10 +66,10 @@ impl Modelled {
         }
     }
 
-    /// Returns it for the jobs that ranks are.
-    pub(crate) fn of_job(&self) -> JobTime {
-        let ns = self.ns_per_instruction.as_ref().and_then(|ns| ns.parse().ok());
-        JobTime { clock: Some(Time::Modelled), ns_per_instruction: ns, ..JobTime::default() }
+    /// Returns a machine with this clock.
+    pub(crate) fn machine(&self) -> MachineSpec {
+        let ns_per_instruction = self.ns_per_instruction.as_ref().and_then(|ns| ns.parse().ok());
+        MachineSpec { time: Some(Time::Modelled), ns_per_instruction, ..MachineSpec::default() }
     }
 }
 

@@ -31,7 +31,7 @@ pub use exec_all::{Silence, run_on_all};
 pub use fetch_outputs::complain;
 pub use job::write;
 pub use local::{MOST_RANKS, descendants, find_program, is_program};
-pub use spec::{JobShape, JobSpec, JobTime, Libs, RankFile, RankOrder, Variable};
+pub use spec::{JobShape, JobSpec, Libs, RankFile, RankOrder, Variable};
 
 /// Runs `tofu run` and returns the exit code.
 ///

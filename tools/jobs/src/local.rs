@@ -95,7 +95,7 @@ pub(crate) fn run(spec: &JobSpec) -> anyhow::Result<u8> {
     // Ctrl-C is handled from here on.
     let control = Control::new(spec.grace.0)?;
     allow_descriptors(ranks);
-    let plan = plan(shape, wanted.interconnect, spec.links, ranks)?;
+    let plan = plan(shape, wanted.interconnect, spec.own.links, ranks)?;
     let (sender, events) = event::events();
     let mut session = Session::start(&plan, Rights::Programs(&[]), sender.clone(), None)?;
     let nodes = placement.nodes().len();

@@ -17,14 +17,15 @@ use tofu_control::{MachineName, find_machine, info, present};
 use tofu_fabric::{NodeId, Shape};
 use tofu_image::Arch;
 use tofu_jtofu::{Job, System};
-use tofu_spec::units::{ImageName, Interconnect, Time};
+use tofu_spec::MachineSpec;
+use tofu_spec::units::{ImageName, Interconnect, Quantum, Time};
 use tofu_supervisor::janitor;
 use tofu_ui::exit;
 
 use crate::elf::Family;
 use crate::job::Control;
 use crate::place::Wanted;
-use crate::spec::{JobSpec, JobTime};
+use crate::spec::JobSpec;
 
 /// The time limit for a machine to boot, on a busy host.
 const BOOT: &str = "180s";
@@ -84,12 +85,7 @@ impl Machine {
         control: &Control,
     ) -> anyhow::Result<Found> {
         // Options for a new machine imply starting one.
-        let made = spec.machine_shape()?.is_some()
-            || spec.generation.is_some()
-            || spec.image.is_some()
-            || spec.driver.is_some()
-            || spec.links.is_some()
-            || spec.time != JobTime::default();
+        let made = spec.machine_shape()?.is_some() || spec.own != MachineSpec::default();
         if spec.machine.is_some() {
             let found = find_machine(spec.machine.as_ref())?;
             return Self::running(found, arch, None).map(Found::machine);
@@ -288,6 +284,21 @@ fn time_of(name: &MachineName) -> Option<Box<TimeInfo>> {
     info(&control).ok()?.time
 }
 
+/// Returns the options of `tofu up` for the clock of a machine.
+fn clock_options(machine: &MachineSpec) -> impl Iterator<Item = String> {
+    let file = |option, path: &PathBuf| format!("{option}={}", path.display());
+    let options = [
+        machine.time.map(|clock| format!("--time={}", clock.name())),
+        machine.ns_per_instruction.map(|ns| format!("--ns-per-instruction={ns}")),
+        machine.quantum.map(|Quantum(ns)| format!("--quantum={ns}")),
+        machine.seed.map(|seed| format!("--seed={seed}")),
+        machine.record.as_ref().map(|path| file("--record", path)),
+        machine.replay.as_ref().map(|path| file("--replay", path)),
+        machine.until.map(|until| format!("--until={until}")),
+    ];
+    options.into_iter().flatten()
+}
+
 impl Own {
     /// Starts a machine with enough nodes, with MPI in its image if it is used.
     fn start(
@@ -295,7 +306,7 @@ impl Own {
         wanted: Wanted,
         (arch, mpi): (Arch, Option<Family>),
     ) -> anyhow::Result<(Self, MachineName)> {
-        let modelled = spec.time.clock == Some(Time::Modelled);
+        let modelled = spec.own.time == Some(Time::Modelled);
         let shape = match spec.machine_shape()? {
             Some(shape) => shape,
             // Twelve nodes are a unit, as on Fugaku, where the number of links counts.
@@ -314,26 +325,26 @@ impl Own {
             command.arg("--io-nodes");
         }
         let default = mpi.map(|family| family.image(arch));
-        if let Some(image) = spec.image.as_ref().map(ImageName::as_str).or(default) {
-            if tofu_image::Cache::from_env()?.find(image)?.is_none() && spec.image.is_none() {
+        if let Some(image) = spec.own.image.as_ref().map(ImageName::as_str).or(default) {
+            if tofu_image::Cache::from_env()?.find(image)?.is_none() && spec.own.image.is_none() {
                 let make = mpi.unwrap_or(Family::Mpich).make_image(arch);
                 bail!("there is no image {image} for MPI programs; `tofu {make}` makes it");
             }
             command.args(["--image", image]);
         }
-        if let Some(generation) = spec.generation {
+        if let Some(generation) = spec.own.generation {
             command.args(["--generation", generation.name()]);
         }
         if arch != Arch::default() {
             command.args(["--arch", arch.name()]);
         }
-        if let Some(driver) = spec.driver {
+        if let Some(driver) = spec.own.driver {
             command.args(["--driver", driver.name()]);
         }
-        if let Some(links) = spec.links {
+        if let Some(links) = spec.own.links {
             command.args(["--links", links.name()]);
         }
-        command.args(spec.time.options());
+        command.args(clock_options(&spec.own));
         // An Ethernet has the host's time: in modelled time ranks find each other by tofu0.
         if spec.mpi && !modelled {
             command.args(["--net", "lan"]);

@@ -29,7 +29,7 @@ impl Wanted {
     ///
     /// If numbers are out of range, or contradict each other.
     pub(crate) fn new(spec: &JobSpec) -> anyhow::Result<Self> {
-        let interconnect = spec.generation.unwrap_or_default();
+        let interconnect = spec.own.generation.unwrap_or_default();
         let torus = spec.torus();
         let wanted = Self {
             ranks: spec.ranks,

@@ -9,50 +9,11 @@ use anyhow::{Context, bail};
 use tofu_control::MachineName;
 use tofu_fabric::Shape;
 use tofu_jtofu::LogicalShape;
-use tofu_spec::choices;
-use tofu_spec::units::{
-    Driver, ImageName, InstructionTime, Interconnect, LinkMode, Quantum, Time, Timeout, Until,
-};
+use tofu_spec::units::Timeout;
+use tofu_spec::{MachineSpec, choices};
 
 /// The prefix of uTofu's settings.
 const SETTINGS: &str = "UTOFU_";
-
-/// The clock of a machine that is started for a job.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct JobTime {
-    /// Which clock.
-    pub clock: Option<Time>,
-    /// The modelled time of an instruction.
-    pub ns_per_instruction: Option<InstructionTime>,
-    /// The least step of a guest in modelled time.
-    pub quantum: Option<Quantum>,
-    /// The number that chooses when each guest begins in modelled time.
-    pub seed: Option<u32>,
-    /// The file into which the guests' input is recorded.
-    pub record: Option<PathBuf>,
-    /// The record from which guests have their input.
-    pub replay: Option<PathBuf>,
-    /// The point at which modelled time stops.
-    pub until: Option<Until>,
-}
-
-impl JobTime {
-    /// Returns the options of `tofu up` for it.
-    pub(crate) fn options(&self) -> Vec<String> {
-        let Self { clock, ns_per_instruction, quantum, seed, record, replay, until } = self;
-        let file = |option, path: &PathBuf| format!("{option}={}", path.display());
-        let options = [
-            clock.map(|clock| format!("--time={}", clock.name())),
-            ns_per_instruction.map(|ns| format!("--ns-per-instruction={ns}")),
-            quantum.map(|Quantum(ns)| format!("--quantum={ns}")),
-            seed.map(|seed| format!("--seed={seed}")),
-            record.as_ref().map(|path| file("--record", path)),
-            replay.as_ref().map(|path| file("--replay", path)),
-            until.map(|until| format!("--until={until}")),
-        ];
-        options.into_iter().flatten().collect()
-    }
-}
 
 /// A specification of a job.
 #[derive(Debug, Clone, Default)]
@@ -104,16 +65,9 @@ pub struct JobSpec {
     pub shape: Option<JobShape>,
     /// True if the job fails if there are no free nodes.
     pub no_wait: bool,
-    /// The interconnect of a machine that is started for the job.
-    pub generation: Option<Interconnect>,
-    /// The image of a machine that is started for the job.
-    pub image: Option<ImageName>,
-    /// The owner of the device in a machine that is started for the job.
-    pub driver: Option<Driver>,
-    /// The carrier of packets in a machine that is started for the job.
-    pub links: Option<LinkMode>,
-    /// The clock of a machine that is started for the job.
-    pub time: JobTime,
+    /// A machine that is started for the job. Only its clock, interconnect, links, image and driver
+    /// count.
+    pub own: MachineSpec,
     /// The program and its arguments. A name with a / is a file of this host, any other a program
     /// of the nodes.
     pub program: Vec<String>,

@@ -9,7 +9,6 @@ use tofu_control::{MachineName, NodeAt};
 use tofu_fabric::Shape;
 use tofu_image::Arch;
 use tofu_input::STDIN;
-use tofu_jobs::JobTime;
 use tofu_spec::faults::FaultSpec;
 use tofu_spec::guest::GuestName;
 use tofu_spec::units::{
@@ -380,16 +379,9 @@ pub(crate) struct BootArgs {
 impl ClockArgs {
     /// A specification with the values of these options.
     pub(crate) fn over(&self, spec: MachineSpec) -> MachineSpec {
-        let time = self.job();
-        let JobTime { clock, ns_per_instruction, quantum, seed, record, replay, until } = time;
-        let time = clock;
+        let Self { clock: time, ns_per_instruction, quantum, seed, .. } = *self;
+        let Self { record, replay, until, .. } = self.clone();
         MachineSpec { time, ns_per_instruction, quantum, seed, record, replay, until, ..spec }
-    }
-
-    /// The clock of a machine that is started for a job.
-    pub(crate) fn job(&self) -> JobTime {
-        let Self { clock, ns_per_instruction, quantum, seed, record, replay, until } = self.clone();
-        JobTime { clock, ns_per_instruction, quantum, seed, record, replay, until }
     }
 }
 

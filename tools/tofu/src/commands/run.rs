@@ -6,6 +6,7 @@ use clap::Parser;
 use tofu_control::MachineName;
 use tofu_jobs::{JobShape, JobSpec, Libs, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
+use tofu_spec::MachineSpec;
 use tofu_spec::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
 
 use crate::options::{ClockArgs, choice};
@@ -200,11 +201,13 @@ impl From<RunArgs> for JobSpec {
             json: args.json,
             shape: args.shape,
             no_wait: args.no_wait,
-            generation: args.generation,
-            image: args.image,
-            driver: args.driver,
-            links: args.links,
-            time: args.time.job(),
+            own: args.time.over(MachineSpec {
+                generation: args.generation,
+                image: args.image,
+                driver: args.driver,
+                links: args.links,
+                ..MachineSpec::default()
+            }),
             program: args.program,
             others: Vec::new(),
         }
