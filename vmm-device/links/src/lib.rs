@@ -72,7 +72,7 @@ pub use lanes::{ErrorRate, Lanes, MAX_LANES};
 pub use parameters::{Parameters, Ps, Rows, Slicing};
 pub use receiver::{Check, Receiver, Verdict};
 pub use sender::{Effect, MOST_ATTEMPTS, Reason, Sender, Timeout, WINDOW};
-pub use slice::{Assembled, Fault, LinkFrame, MAX_SLICE, Slice, assemble};
+pub use slice::{Fault, LinkFrame, MAX_SLICE, Slice};
 
 /// Virtual channels of a link (IEEE Micro 2012).
 pub const VCS: usize = 4;

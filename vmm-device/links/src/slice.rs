@@ -81,7 +81,7 @@ pub struct LinkFrame<'a> {
     pub nullified: bool,
 }
 
-/// The reason why bytes are not a slice, or slices not a frame.
+/// The reason why bytes are not a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// A slice has no valid start or end.
@@ -96,12 +96,6 @@ pub enum Fault {
     /// The slice's check sequence is wrong.
     #[error("wrong FCS")]
     Fcs,
-    /// A slice of a cut frame is missing, or one that does not belong to it came with it.
-    #[error("half of the frame is missing")]
-    Half,
-    /// The frame's check sequence is wrong.
-    #[error("wrong LCRC")]
-    Lcrc,
 }
 
 /// Bytes of the TLP, as a routing header on a link says.
@@ -263,70 +257,6 @@ impl<'a> Slice<'a> {
     pub const fn seq(&self) -> Seq {
         Seq::new(self.routing.seq())
     }
-
-    const fn is_whole(&self) -> bool {
-        self.routing.pat() == WHOLE
-    }
-}
-
-/// A frame assembled from its slices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Assembled {
-    /// The routing header, with the link's fields.
-    pub routing: RoutingHeader,
-    /// Bytes of the TLP.
-    pub tlp_size: usize,
-    /// The DLLP that rode in the frame, if any.
-    pub dllp: Option<Dllp>,
-    /// The TLP is marked as bad.
-    pub nullified: bool,
-}
-
-/// Assembles a frame from the slices of the two lanes, with its TLP at the beginning of `out`. For
-/// a frame that was sent whole, one slice is enough.
-///
-/// # Errors
-/// A [`Fault`] if the slices are not those of one frame.
-pub fn assemble(
-    slices: [Option<Slice<'_>>; 2],
-    out: &mut [u8; TLP_MAX],
-) -> Result<Assembled, Fault> {
-    let (dllp, control, flag, routing) = match slices {
-        [Some(first), Some(second)] if !first.is_whole() => {
-            // F is the same on both lanes, as is the routing header.
-            if first.routing != second.routing || first.tail[ROW] != second.tail[ROW] {
-                return Err(Fault::Half);
-            }
-            let rows = first.tlp.chunks_exact(ROW).zip(second.tlp.chunks_exact(ROW));
-            for (place, (left, right)) in out.chunks_exact_mut(CUT).zip(rows) {
-                place[..ROW].copy_from_slice(left);
-                place[ROW..].copy_from_slice(right);
-            }
-            let (mut dllp, mut control) = ([0; Dllp::SIZE], [0; 8]);
-            for (lane, tail) in [first.tail, second.tail].into_iter().enumerate() {
-                dllp[4 * lane..][..4].copy_from_slice(&tail[..4]);
-                control[4 * lane..][..4].copy_from_slice(&tail[4..8]);
-                dllp[8 + 4 * lane..][..4].copy_from_slice(&tail[ROW + 1..]);
-            }
-            (dllp, control, first.tail[ROW], first.routing)
-        }
-        [Some(whole), _] | [None, Some(whole)] if whole.is_whole() => {
-            out[..whole.tlp.len()].copy_from_slice(whole.tlp);
-            let (mut dllp, mut control) = ([0; Dllp::SIZE], [0; 8]);
-            for part in 0..2 {
-                dllp[4 * part..][..4].copy_from_slice(&whole.tail[ROW * part..][..4]);
-                control[4 * part..][..4].copy_from_slice(&whole.tail[ROW * part + 4..][..4]);
-                dllp[8 + 4 * part..][..4].copy_from_slice(&whole.tail[ROW * (2 + part) + 1..][..4]);
-            }
-            (dllp, control, whole.tail[3 * ROW], whole.routing)
-        }
-        _ => return Err(Fault::Half),
-    };
-    let tlp_size = tlp_size(routing);
-    if control[..4] != lcrc(routing, &out[..tlp_size]) {
-        return Err(Fault::Lcrc);
-    }
-    Ok(Assembled { routing, tlp_size, dllp: Dllp::from_bytes(&dllp), nullified: flag == NULLIFIED })
 }
 
 #[cfg(test)]
@@ -353,10 +283,70 @@ mod tests {
         })
     }
 
-    fn put_together(bytes: [Option<&[u8]>; 2]) -> Result<(Assembled, [u8; TLP_MAX]), Fault> {
+    /// The reason why slices are not a frame.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Broken {
+        Half,
+        Lcrc,
+    }
+
+    /// A frame assembled from its slices.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Assembled {
+        /// The routing header, with the link's fields.
+        routing: RoutingHeader,
+        /// Bytes of the TLP.
+        tlp_size: usize,
+        /// The DLLP that rode in the frame, if any.
+        dllp: Option<Dllp>,
+        /// The TLP is marked as bad.
+        nullified: bool,
+    }
+
+    /// Assembles a frame from the slices of the two lanes, with its TLP at the beginning of the
+    /// bytes. For a frame that was sent whole, one slice is enough.
+    fn assemble(bytes: [Option<&[u8]>; 2]) -> Result<(Assembled, [u8; TLP_MAX]), Broken> {
+        let is_whole = |slice: Slice<'_>| slice.routing.pat() == WHOLE;
         let mut out = [0; TLP_MAX];
         let slices = bytes.map(|bytes| bytes.and_then(|bytes| Slice::parse(bytes).ok()));
-        assemble(slices, &mut out).map(|frame| (frame, out))
+        let (dllp, control, flag, routing) = match slices {
+            [Some(first), Some(second)] if !is_whole(first) => {
+                // F is the same on both lanes, as is the routing header.
+                if first.routing != second.routing || first.tail[ROW] != second.tail[ROW] {
+                    return Err(Broken::Half);
+                }
+                let rows = first.tlp.chunks_exact(ROW).zip(second.tlp.chunks_exact(ROW));
+                for (place, (left, right)) in out.chunks_exact_mut(CUT).zip(rows) {
+                    place[..ROW].copy_from_slice(left);
+                    place[ROW..].copy_from_slice(right);
+                }
+                let (mut dllp, mut control) = ([0; Dllp::SIZE], [0; 8]);
+                for (lane, tail) in [first.tail, second.tail].into_iter().enumerate() {
+                    dllp[4 * lane..][..4].copy_from_slice(&tail[..4]);
+                    control[4 * lane..][..4].copy_from_slice(&tail[4..8]);
+                    dllp[8 + 4 * lane..][..4].copy_from_slice(&tail[ROW + 1..]);
+                }
+                (dllp, control, first.tail[ROW], first.routing)
+            }
+            [Some(whole), _] | [None, Some(whole)] if is_whole(whole) => {
+                out[..whole.tlp.len()].copy_from_slice(whole.tlp);
+                let (mut dllp, mut control) = ([0; Dllp::SIZE], [0; 8]);
+                for part in 0..2 {
+                    dllp[4 * part..][..4].copy_from_slice(&whole.tail[ROW * part..][..4]);
+                    control[4 * part..][..4].copy_from_slice(&whole.tail[ROW * part + 4..][..4]);
+                    dllp[8 + 4 * part..][..4]
+                        .copy_from_slice(&whole.tail[ROW * (2 + part) + 1..][..4]);
+                }
+                (dllp, control, whole.tail[3 * ROW], whole.routing)
+            }
+            _ => return Err(Broken::Half),
+        };
+        let tlp_size = tlp_size(routing);
+        if control[..4] != lcrc(routing, &out[..tlp_size]) {
+            return Err(Broken::Lcrc);
+        }
+        let dllp = Dllp::from_bytes(&dllp);
+        Ok((Assembled { routing, tlp_size, dllp, nullified: flag == NULLIFIED }, out))
     }
 
     #[test]
@@ -429,43 +419,43 @@ mod tests {
         let other = LinkFrame { routing: routing.with_seq(1), ..first };
         let changed = LinkFrame { tlp: &tlp[32..128], ..first };
         let [(left, len), _] = slices(&first, true);
-        for (frame, fault) in [(&other, Fault::Half), (&changed, Fault::Lcrc)] {
+        for (frame, fault) in [(&other, Broken::Half), (&changed, Broken::Lcrc)] {
             let [_, (right, _)] = slices(frame, true);
             let both = [Some(&left[..len]), Some(&right[..len])];
-            assert_eq!(put_together(both).map(|_| ()), Err(fault));
+            assert_eq!(assemble(both).map(|_| ()), Err(fault));
         }
-        assert_eq!(put_together([Some(&left[..len]), None]).map(|_| ()), Err(Fault::Half));
+        assert_eq!(assemble([Some(&left[..len]), None]).map(|_| ()), Err(Broken::Half));
         let [(whole, long), _] = slices(&first, false);
-        assert!(put_together([None, Some(&whole[..long])]).is_ok());
+        assert!(assemble([None, Some(&whole[..long])]).is_ok());
         assert_eq!(
-            put_together([Some(&left[..len]), Some(&whole[..long])]).map(|_| ()),
-            Err(Fault::Half)
+            assemble([Some(&left[..len]), Some(&whole[..long])]).map(|_| ()),
+            Err(Broken::Half)
         );
     }
 
     proptest! {
         #[test]
         fn every_frame_comes_back(
-            units in 2_u8..64,
+            units in 0_u8..64,
             routing: u64,
-            number in 0_u16..0x1000,
+            number in proptest::option::of(0_u16..0x1000),
             nullified: bool,
             cut: bool,
             lost in proptest::option::of(0_usize..2),
         ) {
             let tlp = tlp(64);
             let routing = RoutingHeader(routing).with_tlp_units(units).with_start(true);
-            let tlp = &tlp[..routing.tlp_size()];
-            let dllp = Some(Dllp::Nack(Seq::new(number)));
+            let tlp = &tlp[..tlp_size(routing)];
+            let dllp = number.map(|number| Dllp::Nack(Seq::new(number)));
             let frame = LinkFrame { routing, tlp, dllp, nullified };
             let both = slices(&frame, cut);
             let mut bytes = [0, 1].map(|lane| Some(&both[lane].0[..both[lane].1]));
             if let Some(lane) = lost {
                 bytes[lane] = None;
             }
-            let back = put_together(bytes);
+            let back = assemble(bytes);
             if cut && lost.is_some() {
-                prop_assert_eq!(back.map(|_| ()), Err(Fault::Half));
+                prop_assert_eq!(back.map(|_| ()), Err(Broken::Half));
             } else {
                 let (frame, out) = back.expect("enough of it came");
                 prop_assert_eq!(&out[..frame.tlp_size], tlp);
