@@ -26,7 +26,7 @@ use crate::tlp::{Answer, Tag};
 pub(crate) const WINDOW: usize = 64;
 /// The place of commands that their target carries out in place, in their tags: it is not in the
 /// table.
-pub(crate) const ERRAND: u16 = WINDOW as u16;
+pub(crate) const TRANSACTION: u16 = WINDOW as u16;
 /// Notices of one queue that may wait for local completions, or for room.
 const MAX_DEFERRED: usize = 4096;
 /// Interval at which notices that wait for room are tried again, in nanoseconds.
@@ -419,7 +419,7 @@ impl Completions {
 
     /// Ends a command that its target has carried out in place, as [`Completions::finish`] does.
     #[inline]
-    pub(crate) fn end_errand(&mut self, slot: Slot, message: &Message, w: &mut Writer<'_>) {
+    pub(crate) fn end_transaction(&mut self, slot: Slot, message: &Message, w: &mut Writer<'_>) {
         let generation = self.next_sequence as u32;
         self.next_sequence += 1;
         w.away.end();
@@ -427,7 +427,7 @@ impl Completions {
         w.lane.kept(Point::Ended);
         self.notice(message.last_notice(Rcode::SUCCESS), w);
         if let Some(watch) = w.trace {
-            watch.ended((ERRAND, generation), Rcode::SUCCESS, Rcode::SUCCESS);
+            watch.ended((TRANSACTION, generation), Rcode::SUCCESS, Rcode::SUCCESS);
         }
         self.release_deferred(w);
     }

@@ -3,9 +3,9 @@
 use tofu_abi::{Coords, Doorbell, TniId};
 use tofu_fabric::{Packet, Port, PortCounters, XbCounters};
 
-use crate::errand::{Ended, Errand};
 use crate::observe::trace_events::{Event, Subject};
 use crate::tlp::Body;
+use crate::transaction::{Ended, Transaction};
 
 /// The platform that a device is plugged into: interrupts, engines, clock, links.
 ///
@@ -82,17 +82,17 @@ pub trait Net {
     /// this returns, so the caller holds no lock that [`Icc::arrive`](crate::Icc::arrive) takes.
     fn inject(&mut self, packet: Packet<Body>);
 
-    /// Returns true if [`Net::run_errand`] carries out errands at present.
-    fn runs_errands(&self) -> bool {
+    /// Returns true if [`Net::transact`] carries out transactions at present.
+    fn transacts(&self) -> bool {
         false
     }
 
-    /// Has the target of an errand carry it out in place ([`Icc::take_errand`]), and counts its
-    /// packets. Returns `None` if that is not possible; nothing has happened then.
+    /// Has the target of a transaction carry it out in place ([`Icc::serve_transaction`]), and
+    /// counts its packets. Returns `None` if that is not possible; nothing has happened then.
     ///
-    /// [`Icc::take_errand`]: crate::Icc::take_errand
-    fn run_errand(&mut self, errand: &Errand<'_>) -> Option<Ended> {
-        let _ = errand;
+    /// [`Icc::serve_transaction`]: crate::Icc::serve_transaction
+    fn transact(&mut self, transaction: &Transaction<'_>) -> Option<Ended> {
+        let _ = transaction;
         None
     }
 

@@ -13,15 +13,15 @@ use tofu_abi::regs::CqReg;
 use vm_memory::VolatileSlice;
 
 use crate::command::{CommandKind, Message};
-use crate::completions::{ERRAND, Slot};
+use crate::completions::{Slot, TRANSACTION};
 use crate::cq::Cq;
 use crate::device::Icc;
-use crate::errand::{Ended, Errand, Served};
 use crate::host::Net;
 use crate::memory::{Access, DmaMemory};
 use crate::notice::Peer;
 use crate::target::Incoming;
 use crate::tlp::{Request, Size, Tag, burst_size};
+use crate::transaction::{Ended, Served, Transaction};
 use tofu_rules::Point;
 
 /// The longest message that is worth it: copying more takes long compared with packets.
@@ -31,7 +31,7 @@ impl Icc {
     /// Has the target of a Put or Get of memory carry it out in place, and ends the command.
     /// Returns false if the command must be sent; nothing has happened then.
     #[inline]
-    pub(crate) fn run_errand(
+    pub(crate) fn transact(
         &self,
         queue: &Cq,
         slot: Slot,
@@ -49,16 +49,16 @@ impl Icc {
         let addr = queue.tables.on_a_page(tables.in_force(), message.local, length, access);
         let memory = addr.and_then(|addr| self.memory().slice(addr, length as usize));
         let Some(memory) = memory else { return false };
-        let ended = self.errand(queue, (slot, message), (memory, is_put), net);
+        let ended = self.transaction(queue, (slot, message), (memory, is_put), net);
         let Some(ended) = ended else { return false };
         drop(tables);
         self.rules.lane(queue.tni.index()).kept(Point::Translated);
-        self.end_errand(queue, slot, message, ended, now_ns);
+        self.end_transaction(queue, slot, message, ended, now_ns);
         true
     }
 
     /// The same for a Put of data that came with the command.
-    pub(crate) fn run_errand_with(
+    pub(crate) fn transact_with(
         &self,
         queue: &Cq,
         slot: Slot,
@@ -67,15 +67,15 @@ impl Icc {
         net: &mut dyn Net,
     ) -> bool {
         let memory = VolatileSlice::from(data);
-        let ended = self.errand(queue, (slot, message), (memory, false), net);
+        let ended = self.transaction(queue, (slot, message), (memory, false), net);
         let Some(ended) = ended else { return false };
-        self.end_errand(queue, slot, message, ended, net.now_ns());
+        self.end_transaction(queue, slot, message, ended, net.now_ns());
         true
     }
 
-    /// Sends an errand with the memory of its data, which a Put reads or has with it.
+    /// Sends a transaction with the memory of its data, which a Put reads or has with it.
     #[inline(always)]
-    fn errand(
+    fn transaction(
         &self,
         queue: &Cq,
         (slot, message): (Slot, &Message),
@@ -87,7 +87,7 @@ impl Icc {
         if special || !self.ecc.is_quiet() {
             return None;
         }
-        let mut tag = Tag { cq: queue.id, index: ERRAND, generation: 0 };
+        let mut tag = Tag { cq: queue.id, index: TRANSACTION, generation: 0 };
         let traced = self.traced.is_on();
         if traced {
             // Only this thread begins commands of the queue.
@@ -100,7 +100,7 @@ impl Icc {
             true => Size::of_put_ack(tlps),
             false => Size::of_data(length, mtu, padding),
         };
-        let errand = Errand {
+        let transaction = Transaction {
             is_put,
             from: Peer { node: self.coords(), tni: queue.tni },
             header1,
@@ -113,7 +113,7 @@ impl Icc {
             begun: if traced { Some(&begun) } else { None },
         };
         queue.away.begin();
-        let ended = net.run_errand(&errand);
+        let ended = net.transact(&transaction);
         if ended.is_none() {
             queue.away.end();
             return None;
@@ -126,12 +126,19 @@ impl Icc {
         ended
     }
 
-    /// Ends the command of an errand.
+    /// Ends the command of a transaction.
     #[inline(always)]
-    fn end_errand(&self, queue: &Cq, slot: Slot, message: &Message, ended: Ended, now_ns: u64) {
+    fn end_transaction(
+        &self,
+        queue: &Cq,
+        slot: Slot,
+        message: &Message,
+        ended: Ended,
+        now_ns: u64,
+    ) {
         self.statistics.count_model_time(queue.tni, ended.request_ps, ended.answer_ps);
         let done = self.completing(queue, now_ns, |completions, writer| {
-            completions.end_errand(slot, message, writer);
+            completions.end_transaction(slot, message, writer);
         });
         if done.is_none() {
             // The queue was disabled meanwhile.
@@ -139,11 +146,11 @@ impl Icc {
         }
     }
 
-    /// Carries out an errand for this node. Returns `None` if its request must be sent; nothing has
-    /// happened then.
-    pub fn take_errand(&self, errand: &Errand<'_>, now_ns: u64) -> Option<Served> {
-        let &Errand { is_put, from, header1, tni, request, memory, .. } = errand;
-        let &Errand { there, back, issue_ps, begun, .. } = errand;
+    /// Carries out a transaction for this node. Returns `None` if its request must be sent; nothing
+    /// has happened then.
+    pub fn serve_transaction(&self, transaction: &Transaction<'_>, now_ns: u64) -> Option<Served> {
+        let &Transaction { is_put, from, header1, tni, request, memory, .. } = transaction;
+        let &Transaction { there, back, issue_ps, begun, .. } = transaction;
         let notice = request.header2.remote_notice();
         // What a Get's notice reports was read before it.
         let early = notice && !is_put;

@@ -84,7 +84,7 @@ impl Icc {
 
     fn turn(&self, queue: &Cq, transmit: &mut Transmit, net: &mut dyn Net) -> bool {
         transmit.narrow = net.can_be_full();
-        transmit.errands = net.runs_errands();
+        transmit.transacts = net.transacts();
         let mut left = TURN_STEPS;
         while left > 0 {
             left -= 1;
@@ -248,7 +248,7 @@ impl Icc {
         let now = net.now_ns();
         let end = match command::parse(descriptor, queue.id, queue.mode(), self.description()) {
             Ok(Action::Transfer(message)) => {
-                if transmit.errands && self.run_errand(queue, slot, &message, now, net) {
+                if transmit.transacts && self.transact(queue, slot, &message, now, net) {
                     // It took no place in the table.
                     transmit.room += 1;
                     return Step::Sent(message.length);
@@ -348,7 +348,7 @@ impl Icc {
         }
         let (taken, rest) = data.split_at_mut(length as usize);
         rest.fill(0);
-        if transmit.errands && self.run_errand_with(queue, slot, &message, taken, net) {
+        if transmit.transacts && self.transact_with(queue, slot, &message, taken, net) {
             transmit.room += 1;
             return Step::Sent(length);
         }

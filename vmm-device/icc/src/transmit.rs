@@ -56,8 +56,8 @@ pub(crate) struct Transmit {
     pub(crate) second: Option<Descriptor>,
     /// The network could be full when the turn began.
     pub(crate) narrow: bool,
-    /// The network carried out errands when the turn began.
-    pub(crate) errands: bool,
+    /// The network carried out transactions when the turn began.
+    pub(crate) transacts: bool,
     /// It stopped for lack of room in the network, and has sent nothing since.
     pub(crate) waited: bool,
     /// Commands that the queue's table certainly has room for. Only the thread that runs the queue
@@ -71,7 +71,7 @@ inspect!(Transmit {
     active,
     second as Maybe,
     narrow as skip,
-    errands as skip,
+    transacts as skip,
     waited,
     room as skip,
 });
@@ -84,7 +84,7 @@ impl Transmit {
             active: None,
             second: None,
             narrow: true,
-            errands: false,
+            transacts: false,
             waited: false,
             room: 0,
         }

@@ -9,7 +9,7 @@ use tofu_fabric::{
     Carrier, Deliver, DiscardReason, Fabric, Lost, NodeId, Packet, Port, Progress, Ps, ShardId,
     Ways,
 };
-use tofu_icc::{Body, Ended, Errand, Icc, Net, discard_rcode};
+use tofu_icc::{Body, Ended, Icc, Net, Transaction, discard_rcode};
 
 use crate::cables::{Incoming, Refused};
 use crate::config::MachineConfig;
@@ -260,17 +260,17 @@ impl Net for Pump<'_> {
         }
     }
 
-    fn runs_errands(&self) -> bool {
+    fn transacts(&self) -> bool {
         !self.shared.wires.is_observed()
     }
 
     #[inline]
-    fn run_errand(&mut self, errand: &Errand<'_>) -> Option<Ended> {
+    fn transact(&mut self, whole: &Transaction<'_>) -> Option<Ended> {
         let (shared, now_ns) = (self.shared, self.now_ns);
-        let trip = shared.wires.trip(errand.key(), || errand.ends(), &mut self.arrivals().ways)?;
+        let trip = shared.wires.trip(whole.key(), || whole.ends(), &mut self.arrivals().ways)?;
         let target = shared.node(trip.target())?;
-        let served = target.icc().take_errand(errand, now_ns)?;
-        Some(served.over(trip.there(errand.there()), trip.back(errand.back())))
+        let served = target.icc().serve_transaction(whole, now_ns)?;
+        Some(served.over(trip.there(whole.there()), trip.back(whole.back())))
     }
 
     fn progress(&mut self) {

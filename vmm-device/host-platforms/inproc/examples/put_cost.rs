@@ -7,7 +7,7 @@
 //! Of the 2792 instructions of a Put of 8 bytes, the queue's turn with the descriptor's check takes
 //! 690, the way there and back 220, translation at both ends 220, the target 300, completion and
 //! notice 430, the driver 420; the doorbell's register write, and the begin and end of a turn, 450.
-//! The last 1000 that were saved: errands instead of packets and a place in a table (600), a
+//! The last 1000 that were saved: transactions instead of packets and a place in a table (600), a
 //! doorbell that is recognised before registers are decoded (380), ways whose links are looked at
 //! only after a change of any, a cache of mappings without a lock, checks once instead of twice,
 //! and functions in place (90). No gain: page tables that are looked up once, answers by reference,

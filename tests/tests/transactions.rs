@@ -91,7 +91,7 @@ impl End {
     }
 }
 
-/// Commands between two places. Some of them are no errands, or fail.
+/// Commands between two places. Some of them are no transactions, or fail.
 fn orders(to: Target, there: StagOffset, here: StagOffset) -> [Order; 11] {
     [
         Order::put(to, there, here, 8).remote_notice(),
@@ -131,25 +131,25 @@ fn left(observed: bool, at_once: bool, change: impl Fn(&Machine)) -> Vec<Left> {
 }
 
 #[test]
-fn errands_leave_what_packets_leave() {
+fn transactions_leave_what_packets_leave() {
     for at_once in [false, true] {
-        let [sent, errands] = [true, false].map(|traced| left(traced, at_once, |_| {}));
+        let [sent, transactions] = [true, false].map(|traced| left(traced, at_once, |_| {}));
         assert_eq!((sent[0].completions.len(), sent[1].notices.len()), (33, 2));
-        for (node, (sent, errands)) in NODES.iter().zip(sent.iter().zip(&errands)) {
-            assert!(sent.memory == errands.memory, "memory of {node}");
+        for (node, (sent, transactions)) in NODES.iter().zip(sent.iter().zip(&transactions)) {
+            assert!(sent.memory == transactions.memory, "memory of {node}");
             let rest = |left: &Left| Left { memory: vec![], ..left.clone() };
-            assert_eq!(rest(errands), rest(sent), "{node}");
+            assert_eq!(rest(transactions), rest(sent), "{node}");
         }
     }
 }
 
 #[test]
-fn errands_meet_links_that_are_down() {
+fn transactions_meet_links_that_are_down() {
     let cut = |machine: &Machine| {
         machine.fabric().set_link(NODES[0], Port::A, false).expect("there is a link");
     };
-    let [sent, errands] = [true, false].map(|traced| left(traced, false, cut));
-    assert_eq!(sent[0].notices, errands[0].notices);
+    let [sent, transactions] = [true, false].map(|traced| left(traced, false, cut));
+    assert_eq!(sent[0].notices, transactions[0].notices);
     assert!(sent[0].notices.iter().any(|notice| !notice.word0().rcode().is_success()));
-    assert!(sent == errands);
+    assert!(sent == transactions);
 }

@@ -15,8 +15,8 @@ const ENDS: u64 = {
     Header1(0).with_target(ones).with_pa(1).with_pb(3).with_pc(1).0
 };
 
-/// A Put or Get, for its target to carry out in place.
-pub struct Errand<'a> {
+/// A Put or Get, for its target to carry out in place, as in a blocking transport of TLM-2.0.
+pub struct Transaction<'a> {
     pub(crate) is_put: bool,
     pub(crate) from: Peer,
     /// The command's header, which names the target.
@@ -30,17 +30,17 @@ pub struct Errand<'a> {
     /// Modelled time from the doorbell to the first TLP, in picoseconds.
     pub(crate) issue_ps: u64,
     /// Reports that the command has begun, if commands are traced. The target calls it as soon as
-    /// nothing can keep it from carrying out the errand.
+    /// nothing can keep it from carrying out the transaction.
     pub(crate) begun: Option<&'a dyn Fn()>,
 }
 
-impl fmt::Debug for Errand<'_> {
+impl fmt::Debug for Transaction<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Errand").field("request", self.request).finish_non_exhaustive()
+        f.debug_struct("Transaction").field("request", self.request).finish_non_exhaustive()
     }
 }
 
-/// An errand that was carried out: modelled times at its target, in picoseconds.
+/// A transaction that was carried out: modelled times at its target, in picoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Served {
     pub(crate) issue_ps: u64,
@@ -57,8 +57,8 @@ pub struct Ended {
     pub(crate) answer_ps: u64,
 }
 
-impl Errand<'_> {
-    /// Stands for its [ends](Errand::ends).
+impl Transaction<'_> {
+    /// Stands for its [ends](Transaction::ends).
     #[inline]
     pub const fn key(&self) -> [u64; 2] {
         let Coords { x, y, z, a, b, c } = self.from.node;
@@ -84,7 +84,8 @@ impl Errand<'_> {
 }
 
 impl Served {
-    /// The end of the errand, whose request and answer take this time on links, in picoseconds.
+    /// The end of the transaction, whose request and answer take this time on links, in
+    /// picoseconds.
     #[inline]
     pub const fn over(self, there_ps: u64, back_ps: u64) -> Ended {
         let Self { issue_ps, deliver_ps, answer_ps } = self;
