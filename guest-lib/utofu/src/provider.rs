@@ -82,7 +82,9 @@ pub trait Provider {
     ) -> Result<Self::Channel, Error>;
 
     /// Called while a thread waits for the device.
-    fn relax(&self);
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
 }
 
 /// An open barrier channel.

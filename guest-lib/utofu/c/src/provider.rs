@@ -8,7 +8,7 @@ use tofu_utofu::{Channel, Error, OpenQueue, Provider, Queue, VbgSetting};
 use crate::link_state;
 
 /// A control queue of any kind.
-type AnyQueue = Box<dyn Queue + Send>;
+pub(crate) type AnyQueue = Box<dyn Queue + Send>;
 /// A barrier channel of any kind.
 type AnyChannel = Box<dyn Channel + Send>;
 
@@ -16,44 +16,55 @@ type AnyChannel = Box<dyn Channel + Send>;
 pub(crate) type AnyProvider = dyn Provider<Queue = AnyQueue, Channel = AnyChannel> + Send + Sync;
 
 /// Erases the types of a provider's queues and channels.
-pub(crate) fn any<P>(provider: Arc<P>) -> Arc<AnyProvider>
+pub(crate) fn any<P>(provider: P) -> Arc<AnyProvider>
 where
-    P: Provider + Send + Sync + 'static,
-    P::Queue: Send + 'static,
-    P::Channel: Send + 'static,
+    P: Provider<Queue: Send + 'static, Channel: Send + 'static> + Send + Sync + 'static,
 {
-    Arc::new(Erased(provider))
+    any_with(provider, |provider, queue| Ok(Box::new(provider.open(queue)?)))
 }
 
-struct Erased<P>(Arc<P>);
-
-impl<P> Provider for Erased<P>
+/// The same for a provider whose queues are opened in another way.
+pub(crate) fn any_with<P>(
+    provider: P,
+    open: impl Fn(&P, &OpenQueue) -> Result<AnyQueue, Error> + Send + Sync + 'static,
+) -> Arc<AnyProvider>
 where
-    P: Provider,
-    P::Queue: Send + 'static,
-    P::Channel: Send + 'static,
+    P: Provider<Channel: Send + 'static> + Send + Sync + 'static,
+{
+    Arc::new(Erased { provider, open })
+}
+
+struct Erased<P, F> {
+    provider: P,
+    open: F,
+}
+
+impl<P, F> Provider for Erased<P, F>
+where
+    P: Provider<Channel: Send + 'static>,
+    F: Fn(&P, &OpenQueue) -> Result<AnyQueue, Error>,
 {
     type Queue = AnyQueue;
     type Channel = AnyChannel;
 
     fn coords(&self) -> Coords {
-        self.0.coords()
+        self.provider.coords()
     }
 
     fn open(&self, queue: &OpenQueue) -> Result<AnyQueue, Error> {
-        Ok(Box::new(self.0.open(queue)?))
+        (self.open)(&self.provider, queue)
     }
 
     fn generation(&self) -> Generation {
-        self.0.generation()
+        self.provider.generation()
     }
 
     fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
-        self.0.take_gates(tni, relays)
+        self.provider.take_gates(tni, relays)
     }
 
     fn give_gates(&self, tni: TniId, gates: u64) {
-        self.0.give_gates(tni, gates);
+        self.provider.give_gates(tni, gates);
     }
 
     fn open_channel(
@@ -62,11 +73,11 @@ where
         bch: BchId,
         gates: &[VbgSetting],
     ) -> Result<AnyChannel, Error> {
-        let gates = link_state::signals(self.0.coords(), gates);
-        Ok(Box::new(self.0.open_channel(tni, bch, &gates)?))
+        let gates = link_state::signals(self.provider.coords(), gates);
+        Ok(Box::new(self.provider.open_channel(tni, bch, &gates)?))
     }
 
     fn relax(&self) {
-        self.0.relax();
+        self.provider.relax();
     }
 }

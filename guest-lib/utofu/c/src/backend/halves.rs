@@ -9,12 +9,9 @@ use std::mem;
 use std::path::Path;
 use std::sync::Arc;
 
-use tofu_abi::{BchId, Coords, Generation, TniId};
 use tofu_driver::{Device, Rings};
 use tofu_hosted::{HostPlatform, Mapping};
-use tofu_utofu::{
-    ClaimQueue, Code, DriverProvider, Error, MapUser, OpenQueue, Provider, Registration, VbgSetting,
-};
+use tofu_utofu::{ClaimQueue, Code, DriverProvider, Error, MapUser, OpenQueue, Registration};
 use tofu_vfio::broker::wire::Refusal;
 use tofu_vfio::broker::{
     Broker, BrokerError, BrokerPage, IsolatedDevice, IsolatedQueue, Joined, Part, Wake,
@@ -22,36 +19,43 @@ use tofu_vfio::broker::{
 
 use super::hosted::{MRQ_SIZE, Memory};
 use super::outside::{OutsideQueue, RingQueue};
+use crate::provider::{AnyProvider, any_with};
 
 /// The variable with the abstract socket of the owner of shared queues, behind an `@`.
 pub(super) const OWNER: &str = "TOFU_LOCAL_OWNER";
 const QUEUE: &str = "shared control queue";
 
-/// The node as the rank itself has it, with other ranks.
-type Node<C> = DriverProvider<HostPlatform, Memory, C>;
-
-/// A rank's share of the node.
-pub(super) struct HalfProvider<C> {
-    node: Node<C>,
-    owner: IsolatedDevice,
+/// Returns the provider of rank `place.0` of `place.1` of a node, which the rank itself has with
+/// other ranks. Its queues come from their owner.
+pub(super) fn provider<C>(
+    node: DriverProvider<HostPlatform, Memory, C>,
+    place: (u16, u16),
+) -> Result<Arc<AnyProvider>, Error>
+where
+    C: ClaimQueue<Claim: Send> + Send + Sync + 'static,
+{
+    let owner = owner(place)?;
+    Ok(any_with(node, move |node, queue| {
+        let &OpenQueue { tni, cq, stags, session } = queue;
+        let queue = owner.open((tni, cq), stags, MRQ_SIZE, session).map_err(refused)?;
+        let device = node.device().clone();
+        Ok(Box::new(RingQueue::new(HalfQueue { queue, device, mapped: BTreeMap::new() })))
+    }))
 }
 
-impl<C: ClaimQueue> HalfProvider<C> {
-    /// Asks the owner for what rank `place.0` of `place.1` of the node has.
-    pub(super) fn new(node: Node<C>, place: (u16, u16)) -> Result<Self, Error> {
-        let path = env::var_os(OWNER).ok_or_else(|| {
-            let hint = "processes that share a control queue need it; `tofu run --local` sets it";
-            Error::new(Code::NotAvailable, OWNER, hint)
-        })?;
-        let gone = || io::Error::from(io::ErrorKind::ConnectionRefused);
-        let broker = Broker::connect(Path::new(&path)).and_then(|found| found.ok_or_else(gone));
-        let broker = broker.map_err(|error| {
-            Error::with_text(Code::NotAvailable, OWNER, None, error.to_string())
-        })?;
-        match Arc::new(broker).join_any(Some(place)).map_err(refused)? {
-            Joined::Isolated(owner) => Ok(Self { node, owner }),
-            Joined::Shared(_) => Err(refused(BrokerError::Answer)),
-        }
+/// Asks the owner of shared queues for what a rank has.
+fn owner(place: (u16, u16)) -> Result<IsolatedDevice, Error> {
+    let path = env::var_os(OWNER).ok_or_else(|| {
+        let hint = "processes that share a control queue need it; `tofu run --local` sets it";
+        Error::new(Code::NotAvailable, OWNER, hint)
+    })?;
+    let gone = || io::Error::from(io::ErrorKind::ConnectionRefused);
+    let broker = Broker::connect(Path::new(&path)).and_then(|found| found.ok_or_else(gone));
+    let broker = broker
+        .map_err(|error| Error::with_text(Code::NotAvailable, OWNER, None, error.to_string()))?;
+    match Arc::new(broker).join_any(Some(place)).map_err(refused)? {
+        Joined::Isolated(owner) => Ok(owner),
+        Joined::Shared(_) => Err(refused(BrokerError::Answer)),
     }
 }
 
@@ -69,49 +73,8 @@ fn refused(error: BrokerError) -> Error {
     }
 }
 
-impl<C: ClaimQueue> Provider for HalfProvider<C> {
-    type Queue = RingQueue<HalfQueue>;
-    type Channel = <Node<C> as Provider>::Channel;
-
-    fn coords(&self) -> Coords {
-        self.node.coords()
-    }
-
-    fn generation(&self) -> Generation {
-        self.node.generation()
-    }
-
-    fn open(&self, queue: &OpenQueue) -> Result<Self::Queue, Error> {
-        let &OpenQueue { tni, cq, stags, session } = queue;
-        let queue = self.owner.open((tni, cq), stags, MRQ_SIZE, session).map_err(refused)?;
-        let device = self.node.device().clone();
-        Ok(RingQueue::new(HalfQueue { queue, device, mapped: BTreeMap::new() }))
-    }
-
-    fn take_gates(&self, tni: TniId, relays: usize) -> Result<Option<u64>, Error> {
-        self.node.take_gates(tni, relays)
-    }
-
-    fn give_gates(&self, tni: TniId, gates: u64) {
-        self.node.give_gates(tni, gates);
-    }
-
-    fn open_channel(
-        &self,
-        tni: TniId,
-        bch: BchId,
-        gates: &[VbgSetting],
-    ) -> Result<Self::Channel, Error> {
-        self.node.open_channel(tni, bch, gates)
-    }
-
-    fn relax(&self) {
-        self.node.relax();
-    }
-}
-
 /// A rank's half of a control queue.
-pub(super) struct HalfQueue {
+struct HalfQueue {
     // First, so that it is closed before its memory is unmapped.
     queue: IsolatedQueue,
     device: Device<HostPlatform>,

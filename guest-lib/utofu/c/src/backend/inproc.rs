@@ -69,7 +69,7 @@ impl InProcess {
         }
         let platform = self.machine.attach(coords);
         let platform = platform.map_err(|why| hosted::refused("node", None, why))?;
-        let node = any(Arc::new(hosted::provider(platform)?));
+        let node = any(hosted::provider(platform)?);
         attached.insert(coords, Arc::clone(&node));
         Ok((node, share))
     }

@@ -88,10 +88,6 @@ impl Provider for IsolatedProvider {
         let channel = opened.map_err(|error| open_error("barrier channel", bch.get(), error))?;
         Ok(DriverChannel::new(OutsideBarrier(channel)))
     }
-
-    fn relax(&self) {
-        std::hint::spin_loop();
-    }
 }
 
 impl OutsideChannel for IsolatedChannel {

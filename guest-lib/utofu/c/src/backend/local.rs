@@ -11,8 +11,8 @@ use tofu_tof::{Claim, Locks};
 use tofu_utofu::{ClaimQueue, Code, DeviceShare, Error, Provider as _};
 
 use super::gates::{LockGate, LockedGates};
-use super::halves::{HalfProvider, OWNER};
-use super::hosted;
+use super::halves::OWNER;
+use super::{halves, hosted};
 use crate::environment;
 use crate::provider::{AnyProvider, any};
 
@@ -62,12 +62,12 @@ impl Served {
         let generation = provider.generation();
         let share = DeviceShare::joint(generation, index, processes)?;
         if processes == 1 {
-            return Ok((any(Arc::new(provider)), share));
+            return Ok((any(provider), share));
         }
         let provider = provider.with_claims(Claims::open(generation)?);
         let provider = match share.half() {
-            None => any(Arc::new(provider)),
-            Some(_) => any(Arc::new(HalfProvider::new(provider, (index, processes))?)),
+            None => any(provider),
+            Some(_) => halves::provider(provider, (index, processes))?,
         };
         Ok((provider, share))
     }

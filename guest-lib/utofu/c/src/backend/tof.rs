@@ -69,7 +69,7 @@ impl Tof {
             share: share.clone(),
             direct: environment::direct_descriptors()?,
         };
-        let provider = any(Arc::new(inner));
+        let provider = any(inner);
         Ok(Some(Self { provider, share }))
     }
 
@@ -228,10 +228,6 @@ impl Provider for TofProvider {
         let channel = BarrierChannel::open(&ChannelConfig::new(tni, bch), profile, &gates);
         let channel = channel.map_err(|error| open_error("barrier channel", bch.into(), error))?;
         Ok(DriverChannel::new(OutsideBarrier(channel)))
-    }
-
-    fn relax(&self) {
-        std::hint::spin_loop();
     }
 }
 

@@ -67,7 +67,7 @@ impl Vfio {
         let provider = DriverProvider::new(device, Memory, MRQ_SIZE, environment::group()?)
             .with_subnet(environment::subnet()?)
             .with_direct_descriptors(environment::direct_descriptors()?);
-        Ok(Self { provider: any(Arc::new(provider)), share })
+        Ok(Self { provider: any(provider), share })
     }
 
     fn shared(broker: Broker, rank: Option<(u16, u16)>) -> Result<Self, Error> {
@@ -83,7 +83,7 @@ impl Vfio {
             Joined::Isolated(device) => {
                 let share = share_of(device.generation(), device.cq())?;
                 let claims = Claims::new(broker, share.clone());
-                let provider = any(Arc::new(IsolatedProvider::new(device, claims)));
+                let provider = any(IsolatedProvider::new(device, claims));
                 return Ok(Self { provider, share });
             }
         };
@@ -95,7 +95,7 @@ impl Vfio {
             .with_subnet(environment::subnet()?)
             .with_direct_descriptors(environment::direct_descriptors()?)
             .with_claims(claims);
-        Ok(Self { provider: any(Arc::new(provider)), share })
+        Ok(Self { provider: any(provider), share })
     }
 
     pub(crate) fn process(&self) -> Result<(Arc<AnyProvider>, DeviceShare), Error> {
