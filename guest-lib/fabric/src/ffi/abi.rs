@@ -604,55 +604,23 @@ pub(super) struct MsgAtomic {
 
 type Valid = unsafe extern "C" fn(*mut Fid, u32, u32, *mut usize) -> c_int;
 
+/// A function of an atomic operation, with these parameters besides those that all have.
+macro_rules! atomic {
+    ($($parameter:ty),*) => {
+        unsafe extern "C" fn(*mut Fid, $($parameter,)* u64, u64, u64, u32, u32, usize) -> isize
+    };
+}
+
 #[repr(C)]
 pub(super) struct OpsAtomic {
     pub(super) size: usize,
-    pub(super) write:
-        unsafe extern "C" fn(*mut Fid, usize, usize, Desc, u64, u64, u64, u32, u32, usize) -> isize,
-    pub(super) writev: unsafe extern "C" fn(
-        *mut Fid,
-        *const Ioc,
-        *mut Desc,
-        usize,
-        u64,
-        u64,
-        u64,
-        u32,
-        u32,
-        usize,
-    ) -> isize,
+    pub(super) write: atomic!(usize, usize, Desc),
+    pub(super) writev: atomic!(*const Ioc, *mut Desc, usize),
     pub(super) writemsg: unsafe extern "C" fn(*mut Fid, *const MsgAtomic, u64) -> isize,
     pub(super) inject:
         unsafe extern "C" fn(*mut Fid, usize, usize, u64, u64, u64, u32, u32) -> isize,
-    pub(super) readwrite: unsafe extern "C" fn(
-        *mut Fid,
-        usize,
-        usize,
-        Desc,
-        usize,
-        Desc,
-        u64,
-        u64,
-        u64,
-        u32,
-        u32,
-        usize,
-    ) -> isize,
-    pub(super) readwritev: unsafe extern "C" fn(
-        *mut Fid,
-        *const Ioc,
-        *mut Desc,
-        usize,
-        *const Ioc,
-        *mut Desc,
-        usize,
-        u64,
-        u64,
-        u64,
-        u32,
-        u32,
-        usize,
-    ) -> isize,
+    pub(super) readwrite: atomic!(usize, usize, Desc, usize, Desc),
+    pub(super) readwritev: atomic!(*const Ioc, *mut Desc, usize, *const Ioc, *mut Desc, usize),
     pub(super) readwritemsg: unsafe extern "C" fn(
         *mut Fid,
         *const MsgAtomic,
@@ -661,40 +629,11 @@ pub(super) struct OpsAtomic {
         usize,
         u64,
     ) -> isize,
-    pub(super) compwrite: unsafe extern "C" fn(
-        *mut Fid,
-        usize,
-        usize,
-        Desc,
-        usize,
-        Desc,
-        usize,
-        Desc,
-        u64,
-        u64,
-        u64,
-        u32,
-        u32,
-        usize,
-    ) -> isize,
-    pub(super) compwritev: unsafe extern "C" fn(
-        *mut Fid,
-        *const Ioc,
-        *mut Desc,
-        usize,
-        *const Ioc,
-        *mut Desc,
-        usize,
-        *const Ioc,
-        *mut Desc,
-        usize,
-        u64,
-        u64,
-        u64,
-        u32,
-        u32,
-        usize,
-    ) -> isize,
+    pub(super) compwrite: atomic!(usize, usize, Desc, usize, Desc, usize, Desc),
+    #[rustfmt::skip]
+    pub(super) compwritev: atomic!(
+        *const Ioc, *mut Desc, usize, *const Ioc, *mut Desc, usize, *const Ioc, *mut Desc, usize
+    ),
     pub(super) compwritemsg: unsafe extern "C" fn(
         *mut Fid,
         *const MsgAtomic,

@@ -200,46 +200,79 @@ unsafe fn begin_msg(
     }
 }
 
-unsafe extern "C" fn write(
-    ep: *mut Fid,
-    buf: usize,
-    count: usize,
-    desc: Desc,
-    address: u64,
-    place: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: usize,
-) -> isize {
-    let piece = Ioc { addr: buf, count };
-    let _ = desc;
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        writev(ep, &piece, std::ptr::null_mut(), 1, address, place, key, datatype, op, context)
-    }
+/// Defines functions of an operation of some kind: with these parameters, which are its operands,
+/// what they are compared with, and its result, before those that all have.
+macro_rules! functions {
+    ($(
+        $name:ident($($parameter:ident: $type:ty),*)
+        $kind:ident, $operands:expr, $compared:expr, $result:expr;
+    )*) => { $(
+        unsafe extern "C" fn $name(
+            ep: *mut Fid,
+            $($parameter: $type,)*
+            address: u64,
+            place: u64,
+            key: u64,
+            datatype: u32,
+            op: u32,
+            context: usize,
+        ) -> isize {
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                run(ep, |shared| {
+                    let region = (address, place, key);
+                    let how = (shared.send_flags, context);
+                    // The pieces are there until it returns.
+                    begin(shared, &Operation {
+                        kind: $kind,
+                        datatype,
+                        op,
+                        operands: $operands,
+                        compared: $compared,
+                        result: $result,
+                    }, region, how)
+                })
+            }
+        }
+    )* };
 }
 
-unsafe extern "C" fn writev(
-    ep: *mut Fid,
-    iov: *const Ioc,
-    _: *mut Desc,
-    count: usize,
-    address: u64,
-    place: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (operands, compared, result) = ((iov, count), NONE, NONE);
-            let operation = Operation { kind: BASE, datatype, op, operands, compared, result };
-            begin(shared, &operation, (address, place, key), (shared.send_flags, context))
-        })
-    }
+const fn one(piece: &Ioc) -> Numbers {
+    (piece, 1)
+}
+
+functions! {
+    write(buf: usize, count: usize, _desc: Desc)
+    BASE, one(&Ioc { addr: buf, count }), NONE, NONE;
+
+    writev(iov: *const Ioc, _desc: *mut Desc, count: usize)
+    BASE, (iov, count), NONE, NONE;
+
+    readwrite(buf: usize, count: usize, _desc: Desc, result: usize, _result_desc: Desc)
+    FETCH, one(&Ioc { addr: buf, count }), NONE, one(&Ioc { addr: result, count });
+
+    readwritev(
+        iov: *const Ioc, _desc: *mut Desc, count: usize,
+        result: *const Ioc, _result_desc: *mut Desc, results: usize
+    )
+    FETCH, (iov, count), NONE, (result, results);
+
+    compwrite(
+        buf: usize, count: usize, _desc: Desc,
+        compare: usize, _compare_desc: Desc,
+        result: usize, _result_desc: Desc
+    )
+    COMPARE,
+    one(&Ioc { addr: buf, count }),
+    one(&Ioc { addr: compare, count }),
+    one(&Ioc { addr: result, count });
+
+    compwritev(
+        iov: *const Ioc, _desc: *mut Desc, count: usize,
+        compare: *const Ioc, _compare_desc: *mut Desc, compares: usize,
+        result: *const Ioc, _result_desc: *mut Desc, results: usize
+    )
+    COMPARE, (iov, count), (compare, compares), (result, results);
 }
 
 unsafe extern "C" fn writemsg(ep: *mut Fid, msg: *const MsgAtomic, flags: u64) -> isize {
@@ -261,58 +294,9 @@ unsafe extern "C" fn inject(
     unsafe {
         run(ep, |shared| {
             let piece = Ioc { addr: buf, count };
-            let (operands, compared, result) = ((&raw const piece, 1), NONE, NONE);
+            let (operands, compared, result) = (one(&piece), NONE, NONE);
             let operation = Operation { kind: BASE, datatype, op, operands, compared, result };
             begin(shared, &operation, (address, place, key), (0, NO_CONTEXT))
-        })
-    }
-}
-
-unsafe extern "C" fn readwrite(
-    ep: *mut Fid,
-    buf: usize,
-    count: usize,
-    _: Desc,
-    result: usize,
-    _: Desc,
-    address: u64,
-    place: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: usize,
-) -> isize {
-    let (piece, result) = (Ioc { addr: buf, count }, Ioc { addr: result, count });
-    let none = std::ptr::null_mut();
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        readwritev(
-            ep, &piece, none, 1, &result, none, 1, address, place, key, datatype, op, context,
-        )
-    }
-}
-
-unsafe extern "C" fn readwritev(
-    ep: *mut Fid,
-    iov: *const Ioc,
-    _: *mut Desc,
-    count: usize,
-    result: *const Ioc,
-    _: *mut Desc,
-    results: usize,
-    address: u64,
-    place: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (operands, compared, result) = ((iov, count), NONE, (result, results));
-            let operation = Operation { kind: FETCH, datatype, op, operands, compared, result };
-            begin(shared, &operation, (address, place, key), (shared.send_flags, context))
         })
     }
 }
@@ -327,62 +311,6 @@ unsafe extern "C" fn readwritemsg(
 ) -> isize {
     // SAFETY: guaranteed by the caller.
     unsafe { begin_msg(ep, msg, (FETCH, NONE, (result, results)), flags) }
-}
-
-unsafe extern "C" fn compwrite(
-    ep: *mut Fid,
-    buf: usize,
-    count: usize,
-    _: Desc,
-    compare: usize,
-    _: Desc,
-    result: usize,
-    _: Desc,
-    address: u64,
-    place: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: usize,
-) -> isize {
-    let [piece, compare, result] = [buf, compare, result].map(|addr| Ioc { addr, count });
-    let none = std::ptr::null_mut();
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        compwritev(
-            ep, &piece, none, 1, &compare, none, 1, &result, none, 1, address, place, key,
-            datatype, op, context,
-        )
-    }
-}
-
-unsafe extern "C" fn compwritev(
-    ep: *mut Fid,
-    iov: *const Ioc,
-    _: *mut Desc,
-    count: usize,
-    compare: *const Ioc,
-    _: *mut Desc,
-    compares: usize,
-    result: *const Ioc,
-    _: *mut Desc,
-    results: usize,
-    address: u64,
-    place: u64,
-    key: u64,
-    datatype: u32,
-    op: u32,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        run(ep, |shared| {
-            let (operands, compared) = ((iov, count), (compare, compares));
-            let result = (result, results);
-            let operation = Operation { kind: COMPARE, datatype, op, operands, compared, result };
-            begin(shared, &operation, (address, place, key), (shared.send_flags, context))
-        })
-    }
 }
 
 unsafe extern "C" fn compwritemsg(

@@ -74,32 +74,39 @@ fn start_inject(
     start(shared, region, Action::Write(memory, data), (0, NO_CONTEXT))
 }
 
-unsafe extern "C" fn read(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    _: Desc,
-    address: u64,
-    place: u64,
-    key: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe { begin(ep, Some(one(buf, len)), (address, place, key), context, Action::Read) }
+/// Defines functions of an operation: with these parameters, of which its memory and the operation
+/// are made, before those that all have.
+macro_rules! functions {
+    ($($name:ident($($parameter:ident: $type:ty),*) $memory:expr, $action:expr;)*) => { $(
+        unsafe extern "C" fn $name(
+            ep: *mut Fid,
+            $($parameter: $type,)*
+            address: u64,
+            place: u64,
+            key: u64,
+            context: usize,
+        ) -> isize {
+            // SAFETY: guaranteed by the caller.
+            unsafe { begin(ep, $memory, (address, place, key), context, $action) }
+        }
+    )* };
 }
 
-unsafe extern "C" fn readv(
-    ep: *mut Fid,
-    iov: *const IoVec,
-    _: *mut Desc,
-    count: usize,
-    address: u64,
-    place: u64,
-    key: u64,
-    context: usize,
-) -> isize {
-    // SAFETY: guaranteed by the caller.
-    unsafe { begin(ep, several(iov, count), (address, place, key), context, Action::Read) }
+functions! {
+    read(buf: usize, len: usize, _desc: Desc)
+    Some(one(buf, len)), Action::Read;
+
+    readv(iov: *const IoVec, _desc: *mut Desc, count: usize)
+    several(iov, count), Action::Read;
+
+    write(buf: usize, len: usize, _desc: Desc)
+    Some(one(buf, len)), |memory| Action::Write(memory, None);
+
+    writev(iov: *const IoVec, _desc: *mut Desc, count: usize)
+    several(iov, count), |memory| Action::Write(memory, None);
+
+    writedata(buf: usize, len: usize, _desc: Desc, data: u64)
+    Some(one(buf, len)), |memory| Action::Write(memory, Some(data));
 }
 
 /// The memory and the region of an operation, or `None` if they are too many.
@@ -128,36 +135,6 @@ unsafe extern "C" fn readmsg(ep: *mut Fid, msg: *const MsgRma, flags: u64) -> is
     }
 }
 
-unsafe extern "C" fn write(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    _: Desc,
-    address: u64,
-    place: u64,
-    key: u64,
-    context: usize,
-) -> isize {
-    let action = |memory| Action::Write(memory, None);
-    // SAFETY: guaranteed by the caller.
-    unsafe { begin(ep, Some(one(buf, len)), (address, place, key), context, action) }
-}
-
-unsafe extern "C" fn writev(
-    ep: *mut Fid,
-    iov: *const IoVec,
-    _: *mut Desc,
-    count: usize,
-    address: u64,
-    place: u64,
-    key: u64,
-    context: usize,
-) -> isize {
-    let action = |memory| Action::Write(memory, None);
-    // SAFETY: guaranteed by the caller.
-    unsafe { begin(ep, several(iov, count), (address, place, key), context, action) }
-}
-
 unsafe extern "C" fn writemsg(ep: *mut Fid, msg: *const MsgRma, flags: u64) -> isize {
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -181,22 +158,6 @@ unsafe extern "C" fn inject(
 ) -> isize {
     // SAFETY: guaranteed by the caller.
     unsafe { run(ep, |shared| start_inject(shared, one(buf, len), (address, place, key), None)) }
-}
-
-unsafe extern "C" fn writedata(
-    ep: *mut Fid,
-    buf: usize,
-    len: usize,
-    _: Desc,
-    data: u64,
-    address: u64,
-    place: u64,
-    key: u64,
-    context: usize,
-) -> isize {
-    let action = |memory| Action::Write(memory, Some(data));
-    // SAFETY: guaranteed by the caller.
-    unsafe { begin(ep, Some(one(buf, len)), (address, place, key), context, action) }
 }
 
 unsafe extern "C" fn injectdata(
