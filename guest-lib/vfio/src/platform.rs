@@ -127,17 +127,7 @@ impl VfioPlatform {
     }
 
     fn try_open(bdf: Option<Bdf>, alone: Option<&Arc<Reservation>>) -> Result<Self, Error> {
-        let bus = Bus::default();
-        let found = bus.find(bdf)?;
-        match found.driver.as_deref() {
-            Some(VFIO_PCI) => {}
-            // No device may be taken without asking.
-            None => bus.bind(found.bdf)?,
-            Some(driver) => {
-                return Err(Error::Driver { bdf: found.bdf, driver: driver.to_owned() });
-            }
-        }
-        Self::open(&bus.find(Some(found.bdf))?, alone)
+        Self::open_found(Bus::find, bdf, alone)
     }
 
     /// Opens the network processor of TNW at an address, or the first one, for
@@ -147,16 +137,26 @@ impl VfioPlatform {
     ///
     /// See [`Error`].
     pub fn open_nwp(bdf: Option<Bdf>) -> Result<Self, Error> {
+        Self::open_found(Bus::find_tnw, bdf, None)
+    }
+
+    /// Opens the device that `find` finds, bound to vfio-pci if it has no driver.
+    fn open_found(
+        find: fn(&Bus, Option<Bdf>) -> Result<PciDevice, Error>,
+        bdf: Option<Bdf>,
+        alone: Option<&Arc<Reservation>>,
+    ) -> Result<Self, Error> {
         let bus = Bus::default();
-        let found = bus.find_tnw(bdf)?;
+        let found = find(&bus, bdf)?;
         match found.driver.as_deref() {
             Some(VFIO_PCI) => {}
+            // No device may be taken without asking.
             None => bus.bind(found.bdf)?,
             Some(driver) => {
                 return Err(Error::Driver { bdf: found.bdf, driver: driver.to_owned() });
             }
         }
-        Self::open(&bus.find_tnw(Some(found.bdf))?, None)
+        Self::open(&find(&bus, Some(found.bdf))?, alone)
     }
 
     /// Opens a device that is bound to `vfio-pci`.
