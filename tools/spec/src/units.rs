@@ -160,19 +160,6 @@ impl FromStr for Timeout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Engines(pub NonZeroU32);
 
-impl Engines {
-    pub(crate) const ALLOWED: &str = "a whole number of threads from 1 to 256";
-}
-
-impl TryFrom<i64> for Engines {
-    type Error = &'static str;
-
-    fn try_from(number: i64) -> Result<Self, Self::Error> {
-        let number = u32::try_from(number).ok().filter(|number| *number <= 256);
-        number.and_then(NonZeroU32::new).map(Self).ok_or(Self::ALLOWED)
-    }
-}
-
 /// The address at which metrics are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsAddress(pub SocketAddr);
@@ -228,18 +215,6 @@ pub struct Cpus(pub u32);
 impl Cpus {
     /// The number unless the user says otherwise.
     pub const DEFAULT: Self = Self(1);
-    pub(crate) const ALLOWED: &str = "a whole number of processors from 1 to 16";
-}
-
-impl TryFrom<i64> for Cpus {
-    type Error = &'static str;
-
-    fn try_from(number: i64) -> Result<Self, Self::Error> {
-        match number {
-            1..=16 => Ok(Self(number as u32)),
-            _ => Err(Self::ALLOWED),
-        }
-    }
 }
 
 /// Name of an image.
@@ -330,19 +305,6 @@ choices! {
 /// The least step of a guest in modelled time, in nanoseconds: 1 to 1,000,000,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantum(pub u64);
-
-impl Quantum {
-    pub(crate) const ALLOWED: &str = "a whole number of nanoseconds from 1 to 1000000000";
-}
-
-impl TryFrom<i64> for Quantum {
-    type Error = &'static str;
-
-    fn try_from(ns: i64) -> Result<Self, Self::Error> {
-        let ns = u64::try_from(ns).ok().filter(|ns| (1..=1_000_000_000).contains(ns));
-        ns.map(Self).ok_or(Self::ALLOWED)
-    }
-}
 
 /// The modelled time of an instruction of a guest, in nanoseconds: 0.1 to 100, in steps of 0.001.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -545,28 +507,9 @@ pub fn generation(name: &str) -> Result<Generation, &'static str> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct IpNumber(pub u8);
 
-impl IpNumber {
-    pub(crate) const ALLOWED: &str = "a whole number from 0 to 7";
-}
-
-impl TryFrom<i64> for IpNumber {
-    type Error = &'static str;
-
-    fn try_from(number: i64) -> Result<Self, Self::Error> {
-        match number {
-            0..=7 => Ok(Self(number as u8)),
-            _ => Err(Self::ALLOWED),
-        }
-    }
-}
-
 /// Largest IP packet between nodes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mtu(pub u16);
-
-impl Mtu {
-    pub(crate) const ALLOWED: &str = "a whole number of bytes from 1280 to 65521";
-}
 
 impl Default for Mtu {
     fn default() -> Self {
@@ -574,23 +517,23 @@ impl Default for Mtu {
     }
 }
 
-impl TryFrom<i64> for Mtu {
-    type Error = &'static str;
-
-    fn try_from(number: i64) -> Result<Self, Self::Error> {
-        const MIN: i64 = Config::MIN_MTU as i64;
-        const MAX: i64 = Config::MAX_MTU as i64;
-        match number {
-            MIN..=MAX => Ok(Self(number as u16)),
-            _ => Err(Self::ALLOWED),
-        }
-    }
-}
-
-/// Implements reading of values that are whole numbers in a machine file, and text on the command
-/// line.
+/// Implements reading of values that are whole numbers of a range in a machine file, and text on
+/// the command line.
 macro_rules! from_number {
-    ($($unit:ty),*) => { $(
+    ($($unit:ident, $range:expr, $make:expr, $allowed:literal;)*) => { $(
+        impl $unit {
+            pub(crate) const ALLOWED: &str = $allowed;
+        }
+
+        impl TryFrom<i64> for $unit {
+            type Error = &'static str;
+
+            fn try_from(number: i64) -> Result<Self, Self::Error> {
+                let number = Some(number).filter(|number| $range.contains(number));
+                number.and_then($make).ok_or(Self::ALLOWED)
+            }
+        }
+
         impl FromStr for $unit {
             type Err = &'static str;
 
@@ -601,7 +544,22 @@ macro_rules! from_number {
     )* };
 }
 
-from_number!(Engines, Cpus, IpNumber, Mtu, Quantum);
+from_number! {
+    Engines, (1..=256), |number| NonZeroU32::new(number as u32).map(Self),
+    "a whole number of threads from 1 to 256";
+
+    Cpus, (1..=16), |number| Some(Self(number as u32)),
+    "a whole number of processors from 1 to 16";
+
+    Quantum, (1..=1_000_000_000), |number| Some(Self(number as u64)),
+    "a whole number of nanoseconds from 1 to 1000000000";
+
+    IpNumber, (0..=7), |number| Some(Self(number as u8)),
+    "a whole number from 0 to 7";
+
+    Mtu, (Config::MIN_MTU as i64..=Config::MAX_MTU as i64), |number| Some(Self(number as u16)),
+    "a whole number of bytes from 1280 to 65521";
+}
 
 /// Implements reading from a machine file, where a value is of this TOML type.
 macro_rules! in_files {
