@@ -162,100 +162,119 @@ fn serve_client(mut client: UnixStream, registry: &Registry, asker: Asker) -> an
     if asker == Asker::Shard {
         client.set_read_timeout(Some(FIRST_REQUEST))?;
     }
-    loop {
-        let received = requests.receive();
-        client.set_read_timeout(None)?;
-        let request = match received {
-            Ok(Some(request)) => request,
-            Ok(None) => return Ok(()),
-            Err(LineError::Io(error)) if error.kind() == ErrorKind::ConnectionReset => {
-                return Ok(());
-            }
-            Err(LineError::Malformed(error)) => {
-                say(&mut client, &Reply::Error { why: format!("not a request: {error}") })?;
-                continue;
-            }
-            Err(error) => {
-                say(&mut client, &Reply::Error { why: format!("not a request: {error}") })?;
-                return Err(error.into());
-            }
-        };
-        let way = match registry.rest().filter(|_| asker == Asker::Host) {
-            Some(rest) => shards::way(registry, rest, &request),
-            None => Way::Here,
-        };
-        match (way, registry.rest()) {
-            (Way::Through(shard), Some(rest)) => match rest.connect(shard, &request) {
-                Ok(there) => return shards::splice(&client, requests.into_inner(), there),
-                Err(error) => {
-                    say(&mut client, &Reply::Error { why: format!("{error:#}") })?;
-                    continue;
-                }
-            },
-            (Way::Done(reply), _) => {
-                let reply =
-                    reply.unwrap_or_else(|error| Reply::Error { why: format!("{error:#}") });
-                say(&mut client, &reply)?;
-                continue;
-            }
-            (Way::Here | Way::Through(_), _) => {}
-        }
-        let reply = match request {
-            // These requests keep the rest of the connection.
-            Request::Exec(exec) => {
-                let silence = exec.silence_ms.map(Duration::from_millis);
-                let started = find(registry, exec.node)
-                    .and_then(|node| node.agent().exec(exec.exec, silence));
-                match started {
-                    Ok(program) => return serve_program(client, requests, program),
-                    Err(error) => Err(error),
-                }
-            }
-            Request::Console { node } => match find(registry, node) {
-                Ok(node) => return serve_console(client, requests.into_inner(), node),
-                Err(error) => Err(error),
-            },
-            Request::Forward { node, port } => match connect(registry, node, port) {
-                Ok(connected) => {
-                    say(&mut client, &Reply::Done)?;
-                    return Ok(connected.splice(client)?);
-                }
-                Err(error) => Err(error),
-            },
-            Request::Datagrams { node, port } => {
-                match datagrams(&mut client, registry, node, port) {
-                    Ok(()) => return Ok(()),
-                    Err(error) => Err(error),
-                }
-            }
-            Request::Capture(ask) => match capture::begin(registry, &ask) {
-                Ok(begun) => return begun.serve(&mut client, requests),
-                Err(error) => Err(error),
-            },
-            Request::Trace(ask) => match trace::begin(registry, &ask) {
-                Ok(begun) => return begun.serve(&mut client, requests),
-                Err(error) => Err(error),
-            },
-            Request::Events => {
-                let rest = registry.rest().filter(|_| asker == Asker::Host);
-                return events::serve(client, registry, rest);
-            }
-            Request::Job { command, pid } => {
-                return jobs::serve(client, requests, registry, (&command, pid));
-            }
-            Request::Down => {
+    while let Some(request) = next_request(&mut client, &mut requests)? {
+        let reply = match begin(&mut client, registry, request, asker) {
+            Ok(Answer::Reply(reply)) => reply,
+            Ok(Answer::Serve(serve)) => return serve(client, requests),
+            Ok(Answer::End) => {
                 // Answered first, because this process may end before it could answer.
                 say(&mut client, &Reply::Done)?;
                 registry.events.send(Event::Down);
                 continue;
             }
-            request => answer(registry, request),
+            Err(error) => Reply::Error { why: format!("{error:#}") },
         };
-        say(
-            &mut client,
-            &reply.unwrap_or_else(|error| Reply::Error { why: format!("{error:#}") }),
-        )?;
+        say(&mut client, &reply)?;
     }
+    Ok(())
+}
+
+/// Receives a request, and complains of what is none. Returns `None` if the client has left.
+fn next_request(
+    client: &mut UnixStream,
+    requests: &mut LineReader<UnixStream>,
+) -> anyhow::Result<Option<Request>> {
+    loop {
+        let received = requests.receive();
+        client.set_read_timeout(None)?;
+        match received {
+            Ok(request) => return Ok(request),
+            Err(LineError::Io(error)) if error.kind() == ErrorKind::ConnectionReset => {
+                return Ok(None);
+            }
+            Err(error) => {
+                say(client, &Reply::Error { why: format!("not a request: {error}") })?;
+                if !matches!(error, LineError::Malformed(_)) {
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+}
+
+/// The answer to a request.
+enum Answer<'a> {
+    Reply(Reply),
+    /// The request has the rest of the connection, which this serves.
+    Serve(Box<dyn FnOnce(UnixStream, LineReader<UnixStream>) -> anyhow::Result<()> + 'a>),
+    /// The machine is to end.
+    End,
+}
+
+impl<'a> Answer<'a> {
+    fn serve(
+        serve: impl FnOnce(UnixStream, LineReader<UnixStream>) -> anyhow::Result<()> + 'a,
+    ) -> Self {
+        Self::Serve(Box::new(serve))
+    }
+}
+
+/// Begins to answer a request.
+fn begin<'a>(
+    client: &mut UnixStream,
+    registry: &'a Registry,
+    request: Request,
+    asker: Asker,
+) -> anyhow::Result<Answer<'a>> {
+    let rest = registry.rest().filter(|_| asker == Asker::Host);
+    if let Some(rest) = rest {
+        match shards::way(registry, rest, &request) {
+            Way::Through(shard) => {
+                let there = rest.connect(shard, &request)?;
+                return Ok(Answer::serve(move |client, requests| {
+                    shards::splice(&client, requests.into_inner(), there)
+                }));
+            }
+            Way::Done(reply) => return reply.map(Answer::Reply),
+            Way::Here => {}
+        }
+    }
+    Ok(match request {
+        Request::Exec(exec) => {
+            let silence = exec.silence_ms.map(Duration::from_millis);
+            let program = find(registry, exec.node)?.agent().exec(exec.exec, silence)?;
+            Answer::serve(move |client, requests| serve_program(client, requests, program))
+        }
+        Request::Console { node } => {
+            let node = find(registry, node)?;
+            Answer::serve(move |client, typed| serve_console(client, typed.into_inner(), node))
+        }
+        Request::Forward { node, port } => {
+            let connected = connect(registry, node, port)?;
+            Answer::serve(move |mut client, _| {
+                say(&mut client, &Reply::Done)?;
+                Ok(connected.splice(client)?)
+            })
+        }
+        Request::Datagrams { node, port } => {
+            datagrams(client, registry, node, port)?;
+            Answer::serve(|_, _| Ok(()))
+        }
+        Request::Capture(ask) => {
+            let begun = capture::begin(registry, &ask)?;
+            Answer::serve(move |mut client, requests| begun.serve(&mut client, requests))
+        }
+        Request::Trace(ask) => {
+            let begun = trace::begin(registry, &ask)?;
+            Answer::serve(move |mut client, requests| begun.serve(&mut client, requests))
+        }
+        Request::Events => Answer::serve(move |client, _| events::serve(client, registry, rest)),
+        Request::Job { command, pid } => Answer::serve(move |client, requests| {
+            jobs::serve(client, requests, registry, (&command, pid))
+        }),
+        Request::Down => Answer::End,
+        request => Answer::Reply(answer(registry, request)?),
+    })
 }
 
 /// Returns whether an error means that the client has left.
