@@ -59,94 +59,15 @@ pub(crate) fn watch(
     screen: &mut Screen<'_>,
     started: &mut dyn FnMut(&mut Screen<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<u8> {
-    let start = Instant::now();
-    let nodes = plan.nodes.iter().map(|_| Progress { result: None, last_line: String::new() });
-    let mut watch = MachineWatch {
-        plan,
-        backend,
-        start,
-        screen,
-        nodes: nodes.collect(),
-        running: plan.programs().count(),
-        failed: None,
-        others: others(plan),
-        lost: BTreeSet::new(),
-        others_failed: false,
-        signal: None,
-        down: false,
-        started: false,
-        boots: Board::new(plan.netbooted()),
-    };
-
-    // On a separate thread, so that events are seen while others boot.
-    let machine = thread::scope(|scope| {
-        let starting = scope.spawn(move || {
-            let machine = backend.start(plan, sender.clone());
-            sender.send(Event::Started);
-            machine
-        });
-        if let Err(error) = watch.follow_start(events) {
-            // The thread may wait for guests that wait for their output to be read.
-            events.release();
-            return Err(error.into());
-        }
-        starting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    });
-    let mut machine = match machine {
-        Ok(machine) => machine,
-        Err(_) if watch.is_to_end() => return watch.finish(),
-        Err(error) => return Err(error),
-    };
+    let mut watch = MachineWatch::new(plan, backend, screen);
+    let Some(mut machine) = watch.start(sender, events)? else { return watch.finish() };
     // Dropped before the machine, whose guests may wait for their output to be read.
     let _unread = Unread(events);
     if !watch.is_to_end() {
         started(watch.screen)?;
         watch.started = true;
     }
-
-    let stays_up = plan.stays_up();
-    let deadline = Instant::now() + plan.timeout.0;
-    let (mut graced, mut told) = (None, false);
-    while (stays_up || watch.is_under_way()) && !watch.is_to_end() {
-        if watch.running == 0 && !told && !stays_up {
-            told = true;
-            machine.ended(watch.count_failed());
-            watch.tell_whom_it_waits_for()?;
-        }
-        if graced.is_none() && watch.failed.is_some() {
-            graced = Some(Instant::now() + grace);
-        }
-        let until = graced.map_or(deadline, |graced| deadline.min(graced));
-        let left = until.saturating_duration_since(Instant::now());
-        let event = match stays_up {
-            true => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            false => events.recv_timeout(left),
-        };
-        match event {
-            Ok(event) => watch.take(event)?,
-            Err(RecvTimeoutError::Timeout) if watch.running == 0 => {
-                watch.others_failed = true;
-                let shard = watch.screen.shard();
-                let note = format!("the other {shard}s take too long; this one leaves the machine");
-                watch.screen.note(&note)?;
-                break;
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                let why = match (&watch.failed, graced) {
-                    (Some(what), Some(graced)) if graced < deadline => {
-                        format!("{what} {} before", Seconds(grace))
-                    }
-                    _ => format!("still running after {}", Seconds(plan.timeout.0)),
-                };
-                told = true;
-                machine.ended(watch.count_failed() + watch.running as u32);
-                let kind = if until < deadline { "stopped" } else { "timeout" };
-                watch.time_is_over(machine.as_mut(), events, (kind, &why))?;
-                break;
-            }
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-    }
+    let told = watch.follow(machine.as_mut(), events, grace)?;
     if !watch.is_to_end() {
         // The machine ends by itself, and followers must be notified of that as well.
         backend.on_event(&Event::Down);
@@ -183,7 +104,54 @@ fn others(plan: &Plan) -> BTreeMap<ShardId, bool> {
         .collect()
 }
 
-impl MachineWatch<'_, '_> {
+impl<'a, 'b> MachineWatch<'a, 'b> {
+    fn new(plan: &'a Plan, backend: &'a (dyn Backend + Sync), screen: &'a mut Screen<'b>) -> Self {
+        let nodes = plan.nodes.iter().map(|_| Progress { result: None, last_line: String::new() });
+        Self {
+            plan,
+            backend,
+            start: Instant::now(),
+            screen,
+            nodes: nodes.collect(),
+            running: plan.programs().count(),
+            failed: None,
+            others: others(plan),
+            lost: BTreeSet::new(),
+            others_failed: false,
+            signal: None,
+            down: false,
+            started: false,
+            boots: Board::new(plan.netbooted()),
+        }
+    }
+
+    /// Starts the machine. Returns `None` if it did not start because it is to end.
+    fn start(
+        &mut self,
+        sender: EventSender,
+        events: &Receiver<Event>,
+    ) -> anyhow::Result<Option<Box<dyn Running>>> {
+        let (plan, backend) = (self.plan, self.backend);
+        // On a separate thread, so that events are seen while others boot.
+        let machine = thread::scope(|scope| {
+            let starting = scope.spawn(move || {
+                let machine = backend.start(plan, sender.clone());
+                sender.send(Event::Started);
+                machine
+            });
+            if let Err(error) = self.follow_start(events) {
+                // The thread may wait for guests that wait for their output to be read.
+                events.release();
+                return Err(error.into());
+            }
+            starting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        match machine {
+            Err(_) if self.is_to_end() => Ok(None),
+            machine => machine.map(Some),
+        }
+    }
+
     /// Follows a machine until it has started.
     fn follow_start(&mut self, events: &Receiver<Event>) -> io::Result<()> {
         while let Ok(event) = events.recv() {
@@ -196,6 +164,60 @@ impl MachineWatch<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Follows a machine until it ends. Returns true if the other shards know how its guests ended.
+    fn follow(
+        &mut self,
+        machine: &mut dyn Running,
+        events: &Receiver<Event>,
+        grace: Duration,
+    ) -> io::Result<bool> {
+        let stays_up = self.plan.stays_up();
+        let deadline = Instant::now() + self.plan.timeout.0;
+        let (mut graced, mut told) = (None, false);
+        while (stays_up || self.is_under_way()) && !self.is_to_end() {
+            if self.running == 0 && !told && !stays_up {
+                told = true;
+                machine.ended(self.count_failed());
+                self.tell_whom_it_waits_for()?;
+            }
+            if graced.is_none() && self.failed.is_some() {
+                graced = Some(Instant::now() + grace);
+            }
+            let until = graced.map_or(deadline, |graced| deadline.min(graced));
+            let left = until.saturating_duration_since(Instant::now());
+            let event = match stays_up {
+                true => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                false => events.recv_timeout(left),
+            };
+            match event {
+                Ok(event) => self.take(event)?,
+                Err(RecvTimeoutError::Timeout) if self.running == 0 => {
+                    self.others_failed = true;
+                    let shard = self.screen.shard();
+                    let note =
+                        format!("the other {shard}s take too long; this one leaves the machine");
+                    self.screen.note(&note)?;
+                    break;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let why = match (&self.failed, graced) {
+                        (Some(what), Some(graced)) if graced < deadline => {
+                            format!("{what} {} before", Seconds(grace))
+                        }
+                        _ => format!("still running after {}", Seconds(self.plan.timeout.0)),
+                    };
+                    told = true;
+                    machine.ended(self.count_failed() + self.running as u32);
+                    let kind = if until < deadline { "stopped" } else { "timeout" };
+                    self.time_is_over(machine, events, (kind, &why))?;
+                    break;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        Ok(told)
     }
 
     /// Returns true if guests still run, here or in other shards.
