@@ -304,7 +304,7 @@ impl Generation {
     }
 
     /// The generations with this PCI device id: none, one, or the K computer and FX10.
-    pub fn with_device_id(id: u16) -> impl Iterator<Item = Self> {
+    pub(crate) fn with_device_id(id: u16) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(move |generation| generation.description().device_id == id)
     }
 
@@ -449,7 +449,7 @@ impl Description {
     }
 
     /// True if the link between two neighbours leaves a block of nodes with electric links.
-    pub fn is_optical(&self, from: Coords, to: Coords) -> bool {
+    pub(crate) fn is_optical(&self, from: Coords, to: Coords) -> bool {
         let Some(block) = self.electric_block else { return false };
         Self::block_of(from, block) != Self::block_of(to, block)
     }

@@ -9,7 +9,7 @@ use crate::desc::Header1;
 use crate::{Rcode, bitfield, codes};
 
 /// Largest size code of a queue.
-pub const MAX_SIZE_CODE: u64 = 5;
+pub(crate) const MAX_SIZE_CODE: u64 = 5;
 
 /// Entries of a queue with size code `code` (0 to 5): 2^(2 code + 11).
 pub const fn queue_entries(code: u64) -> Option<u32> {

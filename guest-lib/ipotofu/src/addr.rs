@@ -69,7 +69,7 @@ pub const fn node_of_mac(mac: Mac) -> Option<Coords> {
 }
 
 /// Returns true if a hardware address is a group address, such as the broadcast address.
-pub const fn is_multicast(mac: Mac) -> bool {
+pub(crate) const fn is_multicast(mac: Mac) -> bool {
     mac[0] & 1 != 0
 }
 

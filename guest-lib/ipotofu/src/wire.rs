@@ -16,7 +16,7 @@ pub const FRAGMENT_MAX: usize = SYSTEM_PAYLOAD_MAX - HEADER_SIZE;
 /// Size of the largest packet, in bytes.
 pub(crate) const PACKET_MAX: usize = HEADER_SIZE + FRAGMENT_MAX;
 /// Number of fragments of the longest frame and its metadata.
-pub const MAX_FRAGMENTS: usize = (u16::MAX as usize).div_ceil(FRAGMENT_MAX);
+pub(crate) const MAX_FRAGMENTS: usize = (u16::MAX as usize).div_ceil(FRAGMENT_MAX);
 /// Size of the [offload metadata](crate::offload::Metadata) in front of a frame, in bytes.
 pub const METADATA_SIZE: usize = 8;
 /// Size of an Ethernet header, in bytes.
@@ -131,7 +131,7 @@ impl Capabilities {
     }
 
     /// Decodes the flags of a header.
-    pub const fn from_flags(flags: u8) -> Self {
+    pub(crate) const fn from_flags(flags: u8) -> Self {
         Self {
             offload: flags & TAKES_OFFLOADED != 0,
             rendezvous: flags & RENDEZVOUS != 0,
@@ -306,7 +306,7 @@ impl Repr {
 
     /// Returns true if frames of this kind and total length have a sum. An offloaded frame has no
     /// checksum that would detect damage.
-    pub fn is_summed(kind: PacketKind, total: usize) -> bool {
+    pub(crate) fn is_summed(kind: PacketKind, total: usize) -> bool {
         total > FRAGMENT_MAX || kind == PacketKind::Offloaded
     }
 
@@ -357,7 +357,7 @@ impl Repr {
     }
 
     /// Like [`Repr::emit`], for a node with these capabilities.
-    pub fn emit_with(&self, says: Capabilities) -> [u8; HEADER_SIZE] {
+    pub(crate) fn emit_with(&self, says: Capabilities) -> [u8; HEADER_SIZE] {
         let mut bytes = self.emit();
         bytes[1] |= says.flags();
         bytes
@@ -448,7 +448,7 @@ impl Words {
     }
 
     /// Adds bytes, padded with zeros at the end.
-    pub fn add_all(&mut self, bytes: &[u8]) {
+    pub(crate) fn add_all(&mut self, bytes: &[u8]) {
         let mut pairs = bytes.chunks_exact(8);
         for pair in pairs.by_ref() {
             // All chunks have this length, which the compiler knows.

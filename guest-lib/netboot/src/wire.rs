@@ -20,11 +20,11 @@ pub const BLOCK: usize = 16 << 10;
 /// The MTU that both ends need: the longest message.
 pub const MTU: u16 = (HEADER_SIZE + size_of::<RawRange>() + BLOCK) as u16;
 /// Files of a manifest at most.
-pub const MAX_FILES: usize = 4;
+pub(crate) const MAX_FILES: usize = 4;
 /// Bytes of a file at most.
 pub const MAX_FILE: u64 = 1 << 30;
 /// Bytes of a command line at most.
-pub const MAX_COMMAND_LINE: usize = 2047;
+pub(crate) const MAX_COMMAND_LINE: usize = 2047;
 /// Bytes of text in a report or a refusal at most; the rest is cut off.
 pub const MAX_TEXT: usize = 200;
 

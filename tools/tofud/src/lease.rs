@@ -167,7 +167,7 @@ impl Leases {
     }
 
     /// Returns whether so many processes of a node are more than have their own queues.
-    pub fn are_many(&self, processes: u16) -> bool {
+    pub(crate) fn are_many(&self, processes: u16) -> bool {
         processes > self.generation.description().processes.into()
     }
 
@@ -186,7 +186,7 @@ impl Leases {
     /// # Errors
     ///
     /// [`Refusal::InUse`] if it is not free.
-    pub fn join_half(
+    pub(crate) fn join_half(
         &mut self,
         id: ClientId,
         pid: i32,
@@ -209,7 +209,7 @@ impl Leases {
 
     /// Takes halves of queues back from a process. The queues are free when they are
     /// [closed](Self::close_shared).
-    pub fn end_half(&mut self, id: ClientId) {
+    pub(crate) fn end_half(&mut self, id: ClientId) {
         for owner in self.queues.iter_mut().flatten() {
             if let Owner::Shared(halves) = owner {
                 for half in halves {

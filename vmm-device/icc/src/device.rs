@@ -458,7 +458,7 @@ impl Icc {
 
     /// Holds back entries of TCQ and MRQ for at least these times, in nanoseconds; longer if the
     /// driver requests it.
-    pub fn hold_entries(&self, tcq_ns: u64, mrq_ns: u64) {
+    pub(crate) fn hold_entries(&self, tcq_ns: u64, mrq_ns: u64) {
         let mut changed = false;
         for queue in &self.queues {
             changed |= queue.hold_back([tcq_ns, mrq_ns]);

@@ -346,7 +346,7 @@ impl Rule {
     }
 
     /// The points at which it was kept.
-    pub fn kept_at(self) -> &'static [Point] {
+    pub(crate) fn kept_at(self) -> &'static [Point] {
         self.row().kept_at
     }
 

@@ -237,7 +237,7 @@ impl<T: Transport> Endpoint<T> {
     }
 
     /// Receives the message that a look has taken for this context. Returns false if there is none.
-    pub fn receive_claimed(&mut self, receive: Receive<T::Memory>) -> bool {
+    pub(crate) fn receive_claimed(&mut self, receive: Receive<T::Memory>) -> bool {
         let Some(number) = self.matching.claimed(receive.context) else { return false };
         self.deliver(number, Matching::place(receive));
         true
@@ -245,7 +245,7 @@ impl<T: Transport> Endpoint<T> {
 
     /// Forgets the message that a look has taken for this context, which is the end of the receive.
     /// Returns false if there is none.
-    pub fn discard_claimed(&mut self, context: usize, wanted: bool) -> bool {
+    pub(crate) fn discard_claimed(&mut self, context: usize, wanted: bool) -> bool {
         let Some(number) = self.matching.claimed(context) else { return false };
         if let Some(message) = self.matching.messages.get(&number) {
             let Envelope { source, tagged, tag, data, .. } = message.envelope;

@@ -63,7 +63,7 @@ pub const SLOT: usize = 8 << 10;
 /// Slots of a ring, which are the credits of a sender.
 pub const SLOTS: u16 = 8;
 /// The number of rings whose memory is registered together.
-pub const RINGS_PER_CHUNK: u16 = 16;
+pub(crate) const RINGS_PER_CHUNK: u16 = 16;
 /// Chunks of rings, which limits the peers of an endpoint to 4,080.
 pub const CHUNKS: u16 = 255;
 /// The longest message that travels through slots.
@@ -72,6 +72,6 @@ pub const EAGER: usize = 32 << 10;
 /// message size is smaller than 4 Kbytes" (IEEE Micro, 2012).
 pub const DIVIDED: usize = 4 << 10;
 /// The longest operands of an atomic operation, and of the numbers to compare with.
-pub const MOST_ATOMIC: usize = 2 << 10;
+pub(crate) const MOST_ATOMIC: usize = 2 << 10;
 /// The longest Get.
 pub const PIECE: usize = 8 << 20;

@@ -91,7 +91,7 @@ impl<S: Storage, H: Debug> Fetches<S, H> {
     }
 
     /// Returns true if any frame of a node is being fetched.
-    pub fn are_under_way_from(&self, node: Coords) -> bool {
+    pub(crate) fn are_under_way_from(&self, node: Coords) -> bool {
         self.are_under_way()
             && self.slots.iter().flatten().any(|(request, _)| request.origin == node)
     }

@@ -124,7 +124,7 @@ impl<S: Storage> Requests<S> {
 
     /// A number that changes with each request that timed out, in any slot: for owners that
     /// have one address for all slots.
-    pub const fn lapses(&self) -> u32 {
+    pub(crate) const fn lapses(&self) -> u32 {
         self.lapses
     }
 
