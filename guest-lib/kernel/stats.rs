@@ -56,11 +56,25 @@ pub(crate) fn files(opened: &Arc<Opened>) -> Result<Files> {
     let opened: Result<Arc<Opened>> = Ok(opened.clone());
     let scope = Scope::dir(opened, c"tofu", |opened, dir| {
         dir.read_callback_file(c"health", opened, &health);
-        dir.read_callback_file(c"queues", opened, &queues);
-        dir.read_callback_file(c"interfaces", opened, &interfaces);
-        dir.read_callback_file(c"ports", opened, &ports);
+        dir.read_callback_file(c"queues", opened, &|o, f| if_it_answers(o, f, queues));
+        dir.read_callback_file(c"interfaces", opened, &|o, f| {
+            if_it_answers(o, f, interfaces)
+        });
+        dir.read_callback_file(c"ports", opened, &|o, f| if_it_answers(o, f, ports));
     });
     KBox::pin_init(scope, GFP_KERNEL)
+}
+
+/// Lets `write` print something about the device, or says that it is gone.
+fn if_it_answers(
+    opened: &Arc<Opened>,
+    f: &mut fmt::Formatter<'_>,
+    write: impl FnOnce(&Device, &mut fmt::Formatter<'_>) -> fmt::Result,
+) -> fmt::Result {
+    match opened.device.answers() {
+        true => write(&opened.device, f),
+        false => writeln!(f, "{NO_ANSWER}"),
+    }
 }
 
 /// Writes the names of requests.
@@ -172,11 +186,7 @@ fn exceptions(device: &Device, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// The enabled control queues: owner, bytes of payload, exceptions.
-fn queues(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let device = &opened.device;
-    if !device.answers() {
-        return writeln!(f, "{NO_ANSWER}");
-    }
+fn queues(device: &Device, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for id in QueueId::of(device.description()) {
         if !CqsStatus(device.read(id, CqsReg::Status)).cq_enable() {
             continue;
@@ -199,11 +209,7 @@ fn queues(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// Counters of the TNIs that are not 0, by their public names.
-fn interfaces(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let device = &opened.device;
-    if !device.answers() {
-        return writeln!(f, "{NO_ANSWER}");
-    }
+fn interfaces(device: &Device, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for tni in device.description().tni_ids() {
         let state = device.read(tni, TniReg::State);
         writeln!(f, "tni{tni} STATE {}", state & 3)?;
@@ -221,11 +227,7 @@ fn interfaces(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// Counters of the ports that are not 0, by their public names. Ports are numbered from 1.
-fn ports(opened: &Arc<Opened>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let device = &opened.device;
-    if !device.answers() {
-        return writeln!(f, "{NO_ANSWER}");
-    }
+fn ports(device: &Device, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for port in Port::ALL {
         for reg in PortReg::ALL {
             let value = device.read(port, *reg);
