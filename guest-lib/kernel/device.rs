@@ -3,6 +3,7 @@
 //! A node's controller: its registers and interrupts, the rights of users, the gates in use.
 
 use core::fmt::Debug;
+use core::mem::ManuallyDrop;
 
 use kernel::bindings;
 use kernel::device::Core;
@@ -49,7 +50,8 @@ pub(crate) enum Presence {
 #[pin_data]
 pub(crate) struct Device {
     pdev: &'static pci::Device<kernel::device::Bound>,
-    bar: pci::Bar<'static, BAR_BYTES>,
+    /// Unmapped by [`Taken`].
+    bar: ManuallyDrop<pci::Bar<'static, BAR_BYTES>>,
     /// None without interrupts, and after the driver was unbound.
     #[pin]
     vectors: Mutex<Option<pci::IrqVectorRegistration<'static>>>,
@@ -84,6 +86,28 @@ pub(crate) struct Device {
     links: Atomic<u64>,
 }
 
+/// A device that the driver has taken over. Dropping it gives the registers and the interrupts back
+/// to the kernel. The device object stays if memory was leaked that refers to it, because the
+/// device did not answer; the next driver needs its registers all the same.
+pub(crate) struct Taken(Arc<Device>);
+
+impl Taken {
+    /// The device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.0
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let vectors = self.0.vectors.lock().take();
+        drop(vectors);
+        // SAFETY: a device has one `Taken`, so nothing else does this. It is the last user of the
+        // device: what still refers to the object is memory that was leaked, and no code uses that.
+        drop(unsafe { core::ptr::read(&*self.0.bar) });
+    }
+}
+
 impl Device {
     /// Takes over an enabled function: resets it, maps its registers and enables reception of
     /// packets.
@@ -91,7 +115,7 @@ impl Device {
     /// # Errors
     ///
     /// `ENODEV` if the function is not such a device.
-    pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
+    pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Taken> {
         let bound: &pci::Device<kernel::device::Bound> = pdev;
         // SAFETY: everything that holds a `Device` is gone before the function is unbound. Files
         // are gone when their entries in /proc are removed, and the driver's own data is dropped
@@ -124,7 +148,7 @@ impl Device {
         let device = Arc::pin_init(
             pin_init!(Self {
                 pdev: bound,
-                bar,
+                bar: ManuallyDrop::new(bar),
                 vectors <- new_mutex!(vectors),
                 bar_addr,
                 coords: NodeAddress(address).coords(),
@@ -144,7 +168,7 @@ impl Device {
             GFP_KERNEL,
         )?;
         device.let_packets_in();
-        Ok(device)
+        Ok(Taken(device))
     }
 
     fn let_packets_in(&self) {
@@ -362,7 +386,7 @@ impl Device {
     ///
     /// `EINVAL` outside of the BAR.
     pub(crate) fn load(&self, offset: u64) -> Result<u64> {
-        (&self.bar).try_read64(offset as usize)
+        (&*self.bar).try_read64(offset as usize)
     }
 
     /// Sleeps until `wanted` accepts the value of a register.
@@ -485,16 +509,9 @@ impl Device {
     pub(crate) fn vector(&self, vector: u16) -> Option<IrqRequest<'static>> {
         let vectors = core::ptr::from_ref(self.vectors.lock().as_ref()?);
         // SAFETY: it does not move. Handlers hold a reference to the device, and are dropped before
-        // it and before `free_vectors`.
+        // it and before `Taken`.
         let vectors: &'static pci::IrqVectorRegistration<'static> = unsafe { &*vectors };
         vectors.index(vector.into()).ok().map(Into::into)
-    }
-
-    /// Frees the interrupts, which must have no handlers left. The device object stays if memory
-    /// was leaked to it.
-    pub(crate) fn free_vectors(&self) {
-        let vectors = self.vectors.lock().take();
-        drop(vectors);
     }
 
     /// Stops all TNIs.

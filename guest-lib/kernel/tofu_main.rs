@@ -29,7 +29,6 @@ use kernel::dma::{Device as _, DmaMask};
 use kernel::pci;
 use kernel::prelude::*;
 use kernel::sync::aref::ARef;
-use kernel::sync::Arc;
 
 mod bch;
 mod charge;
@@ -60,7 +59,7 @@ mod users;
 
 use tofu_abi::pci::{DEVICE_TOFU, DEVICE_TOFU2, DEVICE_TOFUD};
 
-use device::Device;
+use device::{Device, Taken};
 
 /// Bits of an address in the device's tables.
 const DMA_BITS: DmaMask = DmaMask::new::<{ tofu_abi::table::IPA_BITS }>();
@@ -127,18 +126,8 @@ struct Bound {
     _net: reset::Watch,
     _stats: Option<stats::Files>,
     _files: files::Files,
-    device: Arc<Device>,
-    _vectors: Vectors,
+    taken: Taken,
     _enabled: Enabled,
-}
-
-/// The interrupts of a device. Dropping it frees them.
-struct Vectors(Arc<Device>);
-
-impl Drop for Vectors {
-    fn drop(&mut self) {
-        self.0.free_vectors();
-    }
 }
 
 impl pci::Driver for TofuDriver {
@@ -153,18 +142,18 @@ impl pci::Driver for TofuDriver {
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         pin_init::pin_init_scope(move || {
             let enabled = Enabled::new(pdev)?;
-            let device = Device::new(pdev)?;
-            let opened = opened::Opened::new(&device)?;
+            let taken = Device::new(pdev)?;
+            let device = taken.device();
+            let opened = opened::Opened::new(device)?;
             let files = files::Files::new(&opened)?;
             let [x, y, z, a, b, c] = device.coords().to_array();
             dev_info!(pdev, "node ({},{},{},{},{},{})\n", x, y, z, a, b, c);
             Ok(core::convert::identity::<Result<Bound>>(Ok(Bound {
-                _net: reset::Watch::new(&opened, netdev::interfaces(&device))?,
+                _net: reset::Watch::new(&opened, netdev::interfaces(device))?,
                 // The device works without them.
                 _stats: stats::files(&opened).ok(),
                 _files: files,
-                _vectors: Vectors(device.clone()),
-                device,
+                taken,
                 _enabled: enabled,
             })))
         })
@@ -172,7 +161,7 @@ impl pci::Driver for TofuDriver {
 
     fn unbind<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         // No new transfers begin; those of open queues end when their files are released.
-        this.device.quiesce();
+        this.taken.device().quiesce();
     }
 }
 

@@ -508,6 +508,7 @@ fn driver_interface_works() {
     show_their_state(&place);
     keeps_its_addresses(&place);
     survives_resets(&place);
+    counters_of_a_gone_device(&place);
     wakes_up(&place);
 
     survive_reloads(&place);
@@ -515,8 +516,6 @@ fn driver_interface_works() {
         is_well(&place, &node.to_string());
         checks_its_heap(&place, &node.to_string());
     }
-    // The last step, as the module cannot be loaded again after that.
-    counters_of_a_gone_device(&place);
     place.run(&["down"]).ok();
     place.is_clean();
 }
