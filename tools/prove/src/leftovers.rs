@@ -1,7 +1,7 @@
 //! The things that a driver leaves behind: in the devices, as the host sees them, and in the nodes'
 //! kernels.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,8 @@ const PINNED: &str = "awk '/nr_foll_pin_acquired/ { n += $2 } /nr_foll_pin_relea
 /// Prints how many frames there are in its network stack.
 const FRAMES: &str = "awk '/^skbuff_(head|fclone)_cache/ { n += $2 } \
     END { print \"frames\", n + 0 }' /proc/slabinfo";
-/// The frames by which the count may grow: processors keep some.
-const SPARE_FRAMES: u64 = 400;
+/// The frames by which the count may grow: a processor keeps up to 128.
+const SPARE_FRAMES: u64 = 160;
 /// Prints the names of its things.
 const THINGS: &str = "for F in /proc/[!0-9]* /dev/* /sys/class/*/* /sys/kernel/debug/*; do \
     echo \"thing $F\"; done; while read -r L; do echo \"thing $L\"; done </proc/iomem";
@@ -39,6 +39,11 @@ const THINGS: &str = "for F in /proc/[!0-9]* /dev/* /sys/class/*/* /sys/kernel/d
 const LEAKED: &str = "grep -hsF ' 0xffff' /sys/kernel/debug/slab/kmalloc-*/alloc_traces | \
     grep '^ *[0-9]* 0x' | while read -r N A REST; do \
     echo \"thing memory of the heap, which code at $A took\"; done";
+
+/// Prints how many objects there are that the kernel allocates for drivers, by its function.
+const OBJECTS: &str = "awk '$2 ~ /^(alloc_netdev_mqs|_*devlink_alloc)/ { sub(/[+].*/, \"\", $2); \
+    n[$2] += $1 } END { for (f in n) print \"object\", f, n[f] }' \
+    /sys/kernel/debug/slab/kmalloc-*/alloc_traces 2>/dev/null; true";
 
 /// The things that a node keeps for a driver, and those that it has anyway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +54,8 @@ pub(crate) struct Kept {
     mapped: u64,
     /// Frames of the network stack.
     frames: u64,
+    /// Network interfaces and the like, by the kernel's function that has allocated them.
+    objects: BTreeMap<String, u64>,
     /// Files, devices, regions of memory, and code whose memory was not freed.
     things: BTreeSet<String>,
 }
@@ -63,6 +70,9 @@ impl Kept {
         }
         if subject.uses_heap() {
             script += &format!("; {LEAKED}");
+        }
+        if subject.module().is_some() {
+            script += &format!("; {OBJECTS}");
         }
         if subject.may_have_network() {
             script += &format!("; {FRAMES}");
@@ -82,6 +92,10 @@ impl Kept {
             match what {
                 "pinned" => kept.pinned = rest.parse().unwrap_or(0),
                 "frames" => kept.frames = rest.parse().unwrap_or(0),
+                "object" => {
+                    let (function, count) = rest.split_once(' ').unwrap_or((rest, ""));
+                    kept.objects.insert(function.to_owned(), count.parse().unwrap_or(0));
+                }
                 "thing" => drop(kept.things.insert(rest.to_owned())),
                 _ => {}
             }
@@ -89,9 +103,24 @@ impl Kept {
         kept
     }
 
-    /// Returns true if there are things that the next driver may meet. It does not meet amounts.
+    /// Returns true if there are things that the next driver may meet: sockets cannot send while
+    /// too many of their frames are kept. It does not meet other amounts.
     fn has_more(&self, before: &Self) -> bool {
         !self.things.is_subset(&before.things)
+            || self.objects_since(before).next().is_some()
+            || self.has_frames_since(before)
+    }
+
+    fn has_frames_since(&self, before: &Self) -> bool {
+        self.frames > before.frames + SPARE_FRAMES
+    }
+
+    /// The functions that have allocated more objects than before, and how many more.
+    fn objects_since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = (&'a str, u64)> {
+        self.objects.iter().filter_map(|(function, count)| {
+            let more = count.saturating_sub(before.objects.get(function).copied().unwrap_or(0));
+            (more > 0).then_some((function.as_str(), more))
+        })
     }
 
     /// The things that were not there before.
@@ -103,8 +132,11 @@ impl Kept {
         if self.mapped > before.mapped {
             left.push(format!("{} bytes are mapped for the device", self.mapped - before.mapped));
         }
-        if self.frames > before.frames + SPARE_FRAMES {
+        if self.has_frames_since(before) {
             left.push(format!("{} frames of the network stack", self.frames - before.frames));
+        }
+        for (function, more) in self.objects_since(before) {
+            left.push(format!("{more} objects of {}", printable(function)));
         }
         left.extend(self.things.difference(&before.things).map(|thing| printable(thing)));
         left
@@ -176,11 +208,13 @@ mod tests {
 
     #[test]
     fn what_was_there_before_is_not_left() {
-        let before = Kept::parse("pinned 3\nframes 90\nthing /dev/null\n");
-        let after = "pinned 4\nframes 491\nthing /dev/null\nthing ff40-ff7f : x y\nnonsense\n";
+        let before = Kept::parse("pinned 3\nframes 90\nobject alloc 2\nthing /dev/null\n");
+        let after = "pinned 4\nframes 251\nobject alloc 3\nthing /dev/null\n\
+                     thing ff40-ff7f : x y\nnonsense\n";
         let after = Kept::parse(after);
         assert_eq!(before.since(&before), [""; 0]);
-        let left = ["1 pinned pages", "401 frames of the network stack", "ff40-ff7f : x y"];
+        let (pinned, frames) = ("1 pinned pages", "161 frames of the network stack");
+        let left = [pinned, frames, "1 objects of alloc", "ff40-ff7f : x y"];
         assert_eq!(after.since(&before), left);
         assert_eq!(before.since(&after), [""; 0]);
         assert!(after.has_more(&before) && !before.has_more(&after));

@@ -22,7 +22,8 @@ const LINES: usize = 12;
 /// Uses queues and barrier channels of the shipped driver.
 const EXERCISE: &str = "tofu-guest exercise";
 /// Freed memory is poisoned, objects have red zones, and those who allocate and free are noted.
-const HEAP: &str = "slab_debug=FZPU,kmalloc-*";
+/// Also for frames of the network stack, of which the kernel then has an exact count.
+const HEAP: &str = "slab_debug=FZPU,kmalloc-*,skbuff_head_cache,skbuff_fclone_cache";
 /// Functions that take memory from it.
 const HEAP_FUNCTIONS: [&str; 5] = ["__kmalloc", "kmem", "krealloc", "kv", "kstrdup"];
 /// Functions that let the kernel call the module later.
