@@ -92,30 +92,13 @@ pub(crate) struct Device {
 pub(crate) struct Taken(Arc<Device>);
 
 impl Taken {
-    /// The device.
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.0
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        let vectors = self.0.vectors.lock().take();
-        drop(vectors);
-        // SAFETY: a device has one `Taken`, so nothing else does this. It is the last user of the
-        // device: what still refers to the object is memory that was leaked, and no code uses that.
-        drop(unsafe { core::ptr::read(&*self.0.bar) });
-    }
-}
-
-impl Device {
     /// Takes over an enabled function: resets it, maps its registers and enables reception of
     /// packets.
     ///
     /// # Errors
     ///
     /// `ENODEV` if the function is not such a device.
-    pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Taken> {
+    pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Self> {
         let bound: &pci::Device<kernel::device::Bound> = pdev;
         // SAFETY: everything that holds a `Device` is gone before the function is unbound. Files
         // are gone when their entries in /proc are removed, and the driver's own data is dropped
@@ -125,7 +108,7 @@ impl Device {
         // An earlier driver may have left it in any state. The reset preserves the configuration
         // space. A function that the kernel cannot reset is used as it is. SAFETY: the device is
         // not in use yet, and the kernel holds its lock during probe.
-        unsafe { bindings::pci_reset_function_locked(Self::raw_pci(bound)) };
+        unsafe { bindings::pci_reset_function_locked(Device::raw_pci(bound)) };
 
         let number = tofu_abi::pci::REGISTER_BAR.into();
         let bar_addr = bound.resource_start(number)?;
@@ -137,7 +120,7 @@ impl Device {
             dev_err!(pdev, "no answer from the device\n");
             return Err(ENODEV);
         }
-        let generation = Self::read_generation(bound, &bar)?;
+        let generation = Device::read_generation(bound, &bar)?;
         // All vectors are requested together, because the kernel's Rust bindings cannot add one
         // later.
         let count = u32::from(irq::vector::COUNT);
@@ -146,7 +129,7 @@ impl Device {
             .inspect_err(|_| dev_warn!(pdev, "no {} interrupts: there will be no signals\n", count))
             .ok();
         let device = Arc::pin_init(
-            pin_init!(Self {
+            pin_init!(Device {
                 pdev: bound,
                 bar: ManuallyDrop::new(bar),
                 vectors <- new_mutex!(vectors),
@@ -168,9 +151,26 @@ impl Device {
             GFP_KERNEL,
         )?;
         device.let_packets_in();
-        Ok(Taken(device))
+        Ok(Self(device))
     }
 
+    /// The device.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.0
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let vectors = self.0.vectors.lock().take();
+        drop(vectors);
+        // SAFETY: a device has one `Taken`, so nothing else does this. It is the last user of the
+        // device: what still refers to the object is memory that was leaked, and no code uses that.
+        drop(unsafe { core::ptr::read(&*self.0.bar) });
+    }
+}
+
+impl Device {
     fn let_packets_in(&self) {
         for tni in self.description().tni_ids() {
             self.write(tni, TniReg::Enable, 1);

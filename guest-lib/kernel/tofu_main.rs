@@ -59,7 +59,7 @@ mod users;
 
 use tofu_abi::pci::{DEVICE_TOFU, DEVICE_TOFU2, DEVICE_TOFUD};
 
-use device::{Device, Taken};
+use device::Taken;
 
 /// Bits of an address in the device's tables.
 const DMA_BITS: DmaMask = DmaMask::new::<{ tofu_abi::table::IPA_BITS }>();
@@ -142,7 +142,7 @@ impl pci::Driver for TofuDriver {
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         pin_init::pin_init_scope(move || {
             let enabled = Enabled::new(pdev)?;
-            let taken = Device::new(pdev)?;
+            let taken = Taken::new(pdev)?;
             let device = taken.device();
             let opened = opened::Opened::new(device)?;
             let files = files::Files::new(&opened)?;
