@@ -41,8 +41,8 @@ const LEAKED: &str = "grep -hsF ' 0xffff' /sys/kernel/debug/slab/kmalloc-*/alloc
     echo \"thing memory of the heap, which code at $A took\"; done";
 
 /// Prints how many objects there are that the kernel allocates for drivers, by its function.
-const OBJECTS: &str = "awk '$2 ~ /^(alloc_netdev_mqs|_*devlink_alloc)/ { sub(/[+].*/, \"\", $2); \
-    n[$2] += $1 } END { for (f in n) print \"object\", f, n[f] }' \
+const OBJECTS: &str = "awk '$2 ~ /^(alloc_netdev_mqs|_*devlink_alloc|pci_store_saved_state)/ { \
+    sub(/[+].*/, \"\", $2); n[$2] += $1 } END { for (f in n) print \"object\", f, n[f] }' \
     /sys/kernel/debug/slab/kmalloc-*/alloc_traces 2>/dev/null; true";
 
 /// The things that a node keeps for a driver, and those that it has anyway.
@@ -104,9 +104,11 @@ impl Kept {
     }
 
     /// Returns true if there are things that the next driver may meet: sockets cannot send while
-    /// too many of their frames are kept. It does not meet other amounts.
+    /// too many of their frames are kept, and a device address that is mapped cannot be mapped to
+    /// anything else. It does not meet pinned pages.
     fn has_more(&self, before: &Self) -> bool {
         !self.things.is_subset(&before.things)
+            || self.mapped > before.mapped
             || self.objects_since(before).next().is_some()
             || self.has_frames_since(before)
     }
