@@ -549,7 +549,7 @@ impl Stage<'_> {
         let mut says = Vec::new();
         self.pings(&addresses)?;
         if let [Some(here), Some(there)] = &addresses {
-            self.burst(there)?;
+            self.burst(there, 200)?;
             self.long_frames(there)?;
             self.stream(there)?;
             says.push(format!("{here} and {there} reach each other"));
@@ -602,13 +602,15 @@ impl Stage<'_> {
         }
     }
 
-    /// Packets in both directions, more than the smallest queue has entries. The next ones go when
-    /// the last ones are back, as a node that is busy has buffers for so many only.
-    fn burst(&self, to: &str) -> anyhow::Result<()> {
+    /// So many long packets in both directions; 200 in fragments are more than the smallest queue
+    /// has entries. The next ones go when the last ones are back, as a node that is busy has buffers
+    /// for so many only.
+    fn burst(&self, to: &str, count: u32) -> anyhow::Result<()> {
         let start = Instant::now();
-        // With a deadline (`-w`) it would send more than 200, of which some are on their way when it
-        // ends. At SIGINT it says what it has got.
-        let ping = "timeout -s INT 20 ping -A -c 200 -W 5 -s 20000";
+        // With a deadline (`-w`) it would send more, of which some are on their way when it ends. At
+        // SIGINT it says what it has got.
+        let ping =
+            format!("timeout -s INT {} ping -A -c {count} -W 5 -s 20000", count.min(500) / 10);
         let script = format!("{ping} {to} 2>&1 | grep loss");
         loop {
             let said = self.nodes.run(0, &script)?;
@@ -616,19 +618,20 @@ impl Stage<'_> {
                 return Ok(());
             }
             if self.stays_away(start) {
-                bail!("node 0: 200 long packets to {to}: {}", said.last());
+                bail!("node 0: {count} long packets to {to}: {}", said.last());
             }
         }
     }
 
-    /// The same as one frame each, if the interfaces take such frames: a driver may handle them in
-    /// another way, by queues that otherwise have little to do.
+    /// More of them, as one frame each, if the interfaces take such frames: a driver may handle them
+    /// in another way, by queues that otherwise have little to do. A quarter of the smallest queue's
+    /// entries are 512, after which a driver may say how far it is.
     fn long_frames(&self, to: &str) -> anyhow::Result<()> {
         let mtu = "I=$(ls $D/net | head -n 1); cd /sys/class/net/$I";
         let raise = format!("{DEVICE}{mtu}; cat mtu; echo 20100 2>/dev/null >mtu");
         let before = self.nodes.both(&raise)?;
         let result = match before.iter().all(|said| said.ok) {
-            true => self.burst(to),
+            true => self.burst(to, 600),
             false => Ok(()),
         };
         for (node, said) in NODES.into_iter().zip(&before) {
