@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tofu_linux_tests::prove::Named::{self, Left, Rule, Scene, Warning};
 use tofu_linux_tests::prove::{PLAIN, broken, missed, nothing_runs, prove, report};
-use tofu_linux_tests::{PATIENCE, Place, driver};
+use tofu_linux_tests::{PATIENCE, Place, driver, skip};
 
 /// Lines of the driver that variants replace.
 const HEADER: &str = "#include <linux/pci.h>\n";
@@ -401,6 +401,34 @@ fn has_stack(stacks: &[Value], driver: &str, access: &str, function: &str) -> bo
             && first.ends_with(&format!(" [{driver}]"))
     };
     stacks.iter().any(begins)
+}
+
+/// A driver from a folder has debug information, so its calls have lines, also those of functions
+/// that were compiled into others; SARIF has the line in which the rule was broken.
+#[test]
+fn calls_have_the_lines_of_the_source() {
+    let Some(place) = driver::place() else { return };
+    let edit = ("writeq(1, this->bar + CQ_FETCH_START)", "writeq(3, this->bar + CQ_FETCH_START)");
+    let folder = variant(&place, "lines", &[edit]);
+    let source = fs::read_to_string(folder.join("first_put.c")).unwrap();
+    let line = 1 + source.lines().position(|line| line.contains(edit.1)).unwrap();
+    let sarif = place.file("lines.sarif");
+    let said = prove(&place, &[folder.to_str().unwrap(), "--quick", "--sarif", &sarif]);
+    let report = report(&said);
+    if !report["monitor"].as_str().unwrap().contains("emulated") {
+        return skip("only emulated processors can be watched");
+    }
+    let stacks = stacks(&report, "T-CQ-007");
+    let says = format!("put (first_put.c:{line}) [first_put]");
+    assert!(
+        stacks.iter().any(|stack| stack["functions"].as_array().unwrap().contains(&json!(says))),
+        "{stacks:#?}"
+    );
+    let sarif: Value = serde_json::from_slice(&fs::read(sarif).unwrap()).unwrap();
+    let found = &sarif["runs"][0]["results"][0]["locations"][0]["physicalLocation"];
+    assert_eq!(found["artifactLocation"]["uri"], "first_put.c", "{sarif:#}");
+    assert_eq!(found["region"]["startLine"], line, "{sarif:#}");
+    nothing_runs(&place);
 }
 
 /// The source of a variant of the driver.

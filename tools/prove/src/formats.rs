@@ -120,7 +120,10 @@ fn analysis(report: &Report) -> serde_json::Value {
         let text = format!("{} Broken {} times, in {scenes}.", rule.rule, rule.broken);
         let message = json!({ "text": text });
         let stacks: Vec<_> = rule.stacks.iter().map(stack).collect();
+        // A line of the driver's own files, rather than one of the kernel's headers.
+        let is_own = |called: &&Called| called.at.as_ref().is_some_and(|at| !at.0.starts_with('/'));
         let found = rule.stacks.iter().flat_map(|stack| &stack.functions);
+        let found = found.clone().filter(is_own).chain(found);
         let places: Vec<_> = found.filter_map(place).take(1).collect();
         json!({
             "ruleId": rule.id,
@@ -217,6 +220,17 @@ mod tests {
         assert_eq!((text.matches(XML).count(), text.matches("<testsuite ").count()), (1, 2));
         let value: serde_json::Value = serde_json::from_str(&sarif(&reports)).unwrap();
         assert_eq!(value["runs"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn sarif_has_a_line_of_the_drivers_own() {
+        let mut report = broken();
+        let at = Some(("/build/linux/io.h".into(), 97));
+        report.rules[0].stacks[0].functions.insert(0, Called { says: "writeq".into(), at });
+        let value: serde_json::Value = serde_json::from_str(&sarif(&[report])).unwrap();
+        let place = &value["runs"][0]["results"][0]["locations"][0]["physicalLocation"];
+        assert_eq!(place["artifactLocation"]["uri"], "a.c");
+        assert_eq!(place["region"]["startLine"], 12);
     }
 
     #[test]
