@@ -8,15 +8,20 @@ use crate::{PATIENCE, Place, Said, driver};
 pub enum Named {
     /// A broken rule.
     Rule(&'static str),
-    /// Something that is left behind.
+    /// Something that is left behind; `#` stands for anything.
     Left(&'static str),
     /// A warning of a kernel.
     Warning(&'static str),
     /// A scene, and why it has failed.
     Scene(&'static str, &'static str),
+    /// A kernel that has crashed, wherever it was noticed: code that has gone is called later.
+    Crash,
 }
 
-use Named::{Left, Rule, Scene, Warning};
+use Named::{Crash, Left, Rule, Scene, Warning};
+
+/// Words of a kernel that has crashed.
+const CRASHES: [&str; 4] = ["Kernel panic", "Oops", "BUG:", "Unable to handle"];
 
 /// Arguments of make for modules without debugging information.
 pub const PLAIN: [&str; 2] = ["CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="];
@@ -49,12 +54,17 @@ pub fn nothing_runs(place: &Place) {
 pub fn missed(name: &str, named: &Named, report: &Value) -> Option<String> {
     let begins = |list: &str, with: &str| {
         let mut lines = report[list].as_array().unwrap().iter().filter_map(Value::as_str);
-        lines.any(|line| line.starts_with(with))
+        let (begin, end) = with.split_once('#').unwrap_or((with, ""));
+        lines.any(|line| line.starts_with(begin) && line.ends_with(end))
     };
     let found = match named {
         Rule(id) => broken(report).contains(id),
         Left(with) => begins("left", with),
         Warning(with) => begins("warnings", with),
+        Crash => {
+            let said = [&report["warnings"], &report["scenes"]].map(Value::to_string);
+            CRASHES.iter().any(|word| said.iter().any(|said| said.contains(word)))
+        }
         Scene(scene, with) => {
             let mut scenes = report["scenes"].as_array().unwrap().iter();
             let found = scenes.find(|found| found["name"] == *scene).unwrap();

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tofu_linux_tests::prove::Named::{self, Left, Rule, Scene};
+use tofu_linux_tests::prove::Named::{self, Crash, Left, Rule, Scene, Warning};
 use tofu_linux_tests::prove::{PLAIN, broken, missed, nothing_runs, prove, report};
 use tofu_linux_tests::{PATIENCE, Place, driver};
 
@@ -29,7 +29,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "no_master",
         edits: &[("tofu_main.rs", "pdev.set_master();", "")],
-        named: None,
+        named: Some(Rule("T-CQ-001")),
     },
     Mutation {
         name: "no_packets_after_reset",
@@ -41,7 +41,7 @@ const MUTATIONS: &[Mutation] = &[
              \x20       }",
             "if self.epoch().is_err() { self.epoch.add(1, Relaxed); }",
         )],
-        named: None,
+        named: Some(Scene("traffic after reset", "node 0 does not reach ")),
     },
     Mutation {
         name: "frames_not_flushed",
@@ -51,7 +51,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stags_not_flushed",
         edits: &[("cq/registration.rs", "self.device.flush_cq(self.id)", "Ok(())")],
-        named: None,
+        named: Some(Rule("T-AT-017")),
     },
     Mutation {
         name: "freed_before_its_end",
@@ -67,7 +67,7 @@ const MUTATIONS: &[Mutation] = &[
                 "!memory.is_free(*slot)",
             ),
         ],
-        named: None,
+        named: Some(Rule("T-AT-004")),
     },
     Mutation {
         name: "notices_ahead",
@@ -76,7 +76,7 @@ const MUTATIONS: &[Mutation] = &[
             "self.device.write(self.id, CqReg::MrqFullPointer, count);",
             "self.device.write(self.id, CqReg::MrqFullPointer, count + 1);",
         )],
-        named: None,
+        named: Some(Rule("T-MRQ-003")),
     },
     Mutation {
         name: "packets_ahead",
@@ -85,12 +85,12 @@ const MUTATIONS: &[Mutation] = &[
             "self.write(TniReg::PrqFullPointer, count);",
             "self.write(TniReg::PrqFullPointer, count + 64);",
         )],
-        named: None,
+        named: Some(Rule("T-PKT-006")),
     },
     Mutation {
         name: "packets_not_counted",
         edits: &[("packets.rs", "self.write(TniReg::PrqFullPointer, count);", "let _ = count;")],
-        named: None,
+        named: Some(Rule("T-PKT-003")),
     },
     Mutation {
         name: "buffer_lost",
@@ -99,7 +99,7 @@ const MUTATIONS: &[Mutation] = &[
             "if let Some(at) = self.queues.buffer(entry) {\n            self.post(at);\n        }",
             "",
         )],
-        named: None,
+        named: Some(Rule("T-PKT-002")),
     },
     Mutation {
         name: "not_mapped",
@@ -108,7 +108,7 @@ const MUTATIONS: &[Mutation] = &[
             "*addr = dma_map_page(dev, page, 0, TOFU_CHUNK, DMA_BIDIRECTIONAL);",
             "*addr = page_to_phys(page);",
         )],
-        named: None,
+        named: Some(Rule("T-AT-015")),
     },
     Mutation {
         name: "direction",
@@ -117,22 +117,22 @@ const MUTATIONS: &[Mutation] = &[
             "*addr = dma_map_page(dev, page, 0, TOFU_CHUNK, DMA_BIDIRECTIONAL);",
             "*addr = dma_map_page(dev, page, 0, TOFU_CHUNK, DMA_TO_DEVICE);",
         )],
-        named: None,
+        named: Some(Rule("T-AT-015")),
     },
     Mutation {
         name: "chunk_stays_mapped",
         edits: &[("netdev.c", "dma_unmap_page(dev, addr, TOFU_CHUNK, DMA_BIDIRECTIONAL);", "")],
-        named: None,
+        named: Some(Left("node 1: # bytes are mapped for the device")),
     },
     Mutation {
         name: "area_stays_mapped",
         edits: &[("netdev.c", "dma_unmap_page(areas->dev, addr, TOFU_AREA, DMA_TO_DEVICE);", "")],
-        named: Some(Left("node 0: ")),
+        named: Some(Left("node 0: # bytes are mapped for the device")),
     },
     Mutation {
         name: "queue_left",
         edits: &[("packets.rs", "self.device.enable_cq(self.id, false).is_err()", "false")],
-        named: Some(Left("node 0: TNI 0 CQ 11 is enabled")),
+        named: Some(Rule("T-CQ-005")),
     },
     Mutation {
         name: "packet_queues_left",
@@ -148,17 +148,17 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "timer_left",
         edits: &[("netdev.c", "timer_delete_sync(&net->service);", "")],
-        named: Some(Scene("unload", "node ")),
+        named: Some(Crash),
     },
     Mutation {
         name: "work_left",
         edits: &[("shim.c", "cancel_delayed_work_sync(&looks);", "")],
-        named: None,
+        named: Some(Crash),
     },
     Mutation {
         name: "napi_left",
         edits: &[("netdev.c", "napi_disable(&queue->napi);", "")],
-        named: None,
+        named: Some(Crash),
     },
     Mutation {
         name: "vectors_left",
@@ -168,20 +168,28 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "handlers_left",
         edits: &[("netdev/link.rs", "drop(irqs);", "core::mem::forget(irqs);")],
-        named: None,
+        named: Some(Warning("node 0, in unload: ")),
     },
     Mutation {
         name: "sent_frames_kept",
         edits: &[("netdev.c", "dev_consume_skb_any(skb);", "")],
-        named: None,
+        named: Some(Left("node 0: # frames of the network stack")),
     },
     Mutation {
         name: "state_not_freed",
         edits: &[("shim.c", "kfree(watched.saved);", "")],
-        named: None,
+        named: Some(Left("node 0: # objects of pci_store_saved_state")),
     },
-    Mutation { name: "devlink_left", edits: &[("shim.c", "\tdevlink_remove();", "")], named: None },
-    Mutation { name: "file_left", edits: &[("shim.c", "\tproc_remove(entry);", "")], named: None },
+    Mutation {
+        name: "devlink_left",
+        edits: &[("shim.c", "\tdevlink_remove();", "")],
+        named: Some(Left("node 0: 1 objects of __devlink_alloc")),
+    },
+    Mutation {
+        name: "file_left",
+        edits: &[("shim.c", "\tproc_remove(entry);", "")],
+        named: Some(Left("node 0: /proc/tofu")),
+    },
     Mutation {
         name: "not_disabled",
         edits: &[(
@@ -194,7 +202,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "not_unpinned",
         edits: &[("pin.rs", "!self.pages.is_empty()", "false")],
-        named: None,
+        named: Some(Left("node 0: # pinned pages")),
     },
     Mutation {
         name: "pages_stay_mapped",
@@ -203,12 +211,12 @@ const MUTATIONS: &[Mutation] = &[
             "bindings::dma_iova_unlink(dev, state, lead, linked, direction, 0);",
             "",
         )],
-        named: None,
+        named: Some(Left("node 0: # bytes are mapped for the device")),
     },
     Mutation {
         name: "ring_too_long",
         edits: &[("packets.rs", "PacketQueues::SIZE_CODE", "3")],
-        named: None,
+        named: Some(Rule("T-TOQ-001")),
     },
     Mutation {
         name: "rings_late",
@@ -218,9 +226,13 @@ const MUTATIONS: &[Mutation] = &[
             "device.write(this.id, CqsReg::Enable, 1);\n\
              device.write_all(this.id, &rings.registers());",
         )],
-        named: None,
+        named: Some(Rule("T-CQ-005")),
     },
-    Mutation { name: "no_detach", edits: &[("reset.rs", "interface.detach();", "")], named: None },
+    Mutation {
+        name: "no_detach",
+        edits: &[("reset.rs", "interface.detach();", "")],
+        named: Some(Rule("T-CQ-006")),
+    },
     Mutation {
         name: "never_woken",
         edits: &[("netdev/link.rs", "goes_on && queue.is_stopped()", "false")],
@@ -233,7 +245,7 @@ const MUTATIONS: &[Mutation] = &[
             "self.push(posted, target.descriptor(frame, len, ask));",
             "self.push(posted, target.descriptor(frame, len.saturating_sub(1), ask));",
         )],
-        named: None,
+        named: Some(Scene("traffic", "node 0 does not reach ")),
     },
     Mutation {
         name: "no_interrupts",
@@ -248,12 +260,12 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "gate_left",
         edits: &[("bch.rs", "self.device.write(gate, BgsReg::Enable, 0);", "")],
-        named: None,
+        named: Some(Left("node 0: TNI 0 gate 5 is enabled")),
     },
     Mutation {
         name: "users_queue_left",
         edits: &[("cq/queue.rs", "self.stop_for_good()", "true")],
-        named: None,
+        named: Some(Left("node 0: TNI 0 CQ 10 is enabled")),
     },
     Mutation {
         name: "freed_twice",
@@ -262,12 +274,12 @@ const MUTATIONS: &[Mutation] = &[
             "dev_consume_skb_any(skb);",
             "dev_consume_skb_any(skb); dev_consume_skb_any(skb);",
         )],
-        named: None,
+        named: Some(Warning("node 0, in load: #Object corrupt")),
     },
     Mutation {
         name: "page_reused",
         edits: &[("netdev.c", "return page_ref_count(page) == 1;", "return true;")],
-        named: None,
+        named: Some(Scene("traffic", "a stream of 4194304 bytes did not arrive as it was")),
     },
     Mutation {
         name: "interface_not_freed",
@@ -276,12 +288,12 @@ const MUTATIONS: &[Mutation] = &[
             "unregister_netdev(dev);\n\tfree_netdev(dev);",
             "unregister_netdev(dev);",
         )],
-        named: None,
+        named: Some(Left("node 0: # objects of alloc_netdev_mqs")),
     },
     Mutation {
         name: "buffer_used_twice",
         edits: &[("packets.rs", "self.free.pop()", "self.free.last().copied()")],
-        named: None,
+        named: Some(Scene("traffic", "node 0 does not reach ")),
     },
     Mutation {
         name: "no_system_mode",
@@ -290,12 +302,12 @@ const MUTATIONS: &[Mutation] = &[
             "CqsMode(0).with_system(true).with_failures(true).0",
             "CqsMode(0).with_failures(true).0",
         )],
-        named: None,
+        named: Some(Rule("T-CMD-008")),
     },
     Mutation {
         name: "index_wraps_late",
         edits: &[("packets.rs", "entry.flip() != self.reap.flip()", "!entry.flip()")],
-        named: None,
+        named: Some(Scene("traffic", "node 0: 200 long packets to ")),
     },
 ];
 
