@@ -250,12 +250,12 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "no_interrupts",
         edits: &[("netdev/link.rs", "rx.receiver.as_ref().is_some_and(Receiver::rearm)", "false")],
-        named: None,
+        named: Some(Scene("traffic", "node 0 does not reach ")),
     },
     Mutation {
         name: "doorbell_late",
         edits: &[("netdev/tx/xmit.rs", "!later || full", "false")],
-        named: None,
+        named: Some(Scene("traffic", "node 0: the fastest answer of ")),
     },
     Mutation {
         name: "gate_left",
