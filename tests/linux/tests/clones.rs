@@ -128,7 +128,7 @@ fn clones_in_modelled_time_have_names_and_one_clock() {
     let dates = place.exec_all(&["date", "+%F %s"]);
     let dates: Vec<_> = dates.iter().filter_map(|line| line.split_once(") ")).collect();
     assert!(dates.len() == 2 && dates[0].1 == dates[1].1, "{dates:?}");
-    // Where the real-time clock begins, whatever the host's says.
+    // Where the real-time clock begins.
     assert!(dates[0].1.starts_with("2026-01-01 "), "{dates:?}");
     place.all_pairs(2, 1);
     place.run(&["restart", "1"]).ok();

@@ -10,17 +10,19 @@
 //! API are not a stable interface: all are looked up when the plugin is loaded, and missing ones
 //! are named in one line.
 //!
-//! Load it with `-plugin file=libtofutime.so,pace=SOCKET`. A guest that is a clone has `clone=on` as
-//! well: its time begins at what its clock shows, after QEMU has loaded its state. With `template=PS`
-//! instead, the picoseconds of an instruction, the guest is one to clone. It has no machine, and its
-//! clock is not faster than the host's. With `stacks=FD`, a memory file of `tofu prove`, the guest
-//! keeps the host's time, and the plugin writes down which of its code breaks rules of the device.
+//! Load it with `-plugin file=libtofutime.so,pace=SOCKET`. A guest that is a clone has `clone=on`
+//! as well: its time begins at what its clock shows, after QEMU has loaded its state. With
+//! `template=PS` instead, the picoseconds of an instruction, the guest is one to clone. It has no
+//! machine, and its clock is not faster than the host's. With `stacks=FD`, a memory file of `tofu
+//! prove`, the guest keeps the host's time, and the plugin writes down which of its code breaks
+//! rules of the device.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
 mod accesses;
 #[allow(unsafe_code)]
 mod blocks;
+mod exports;
 #[allow(unsafe_code)]
 mod hpet;
 mod pace;

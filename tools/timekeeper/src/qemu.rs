@@ -14,6 +14,9 @@ use tofu_pace::pages::Next;
 
 use crate::accesses::{self, RegionRead, RegionWrite};
 use crate::blocks::{self, Board, Hooks};
+use crate::exports::{
+    CLOCK_VIRTUAL, ClockGet, OnChange, Resolve, SCALE_NS, TimerInit, TimerMod, VcpuInit, new_timer,
+};
 use crate::hpet;
 use crate::pace::Pace;
 use crate::stacks;
@@ -24,17 +27,11 @@ use crate::template;
 #[unsafe(no_mangle)]
 pub(crate) static qemu_plugin_version: c_int = 7;
 
-/// `QEMU_CLOCK_VIRTUAL`: with instruction counting, the clock of the guest.
-pub(crate) const CLOCK_VIRTUAL: c_int = 1;
 /// Timers of any attributes.
 const ALL_TIMERS: c_int = -1;
-/// Nanoseconds.
-pub(crate) const SCALE_NS: c_int = 1;
 /// `RUN_STATE_DEBUG` and `RUN_STATE_PAUSED` of QEMU 11.1.
 const DEBUG: c_int = 0;
 const PAUSED: c_int = 4;
-/// Bytes for a `QEMUTimer`, which has 48.
-const TIMER: usize = 256;
 /// The character devices for the input of guests, as `tofu up` names them.
 const PORTS_OF_QEMU: [&CStr; PORTS] = [c"console", c"agent"];
 /// After what time of the guest more input is tried, in nanoseconds: if it has taken some, and if
@@ -45,17 +42,6 @@ const LATER: i64 = 1_000_000;
 /// it.
 const RECOUNT: u64 = 100_000;
 
-pub(crate) type ClockGet = unsafe extern "C" fn(c_int) -> i64;
-pub(crate) type TimerInit = unsafe extern "C" fn(
-    *mut c_void,
-    *mut c_void,
-    c_int,
-    c_int,
-    c_int,
-    unsafe extern "C" fn(*mut c_void),
-    *mut c_void,
-);
-pub(crate) type TimerMod = unsafe extern "C" fn(*mut c_void, i64);
 type ThreadsIdle = unsafe extern "C" fn() -> bool;
 type Processor = unsafe extern "C" fn(c_int) -> *mut c_void;
 type IsStopped = unsafe extern "C" fn(*mut c_void) -> bool;
@@ -72,15 +58,9 @@ type Schedule = unsafe extern "C" fn(
     *mut c_void,
     *const c_char,
 );
-pub(crate) type Changed = unsafe extern "C" fn(*mut c_void, bool, c_int);
-pub(crate) type OnChange = unsafe extern "C" fn(Changed, *mut c_void) -> *mut c_void;
 type FindPort = unsafe extern "C" fn(*const c_char) -> *mut c_void;
 type Room = unsafe extern "C" fn(*mut c_void) -> c_int;
 type PutIn = unsafe extern "C" fn(*mut c_void, *const u8, c_int);
-pub(crate) type Resolve =
-    unsafe extern "C" fn(*const c_char, *const c_char, *mut bool) -> *mut c_void;
-pub(crate) type VcpuInit =
-    unsafe extern "C" fn(u64, unsafe extern "C" fn(u32, *mut c_void), *mut c_void);
 
 /// QEMU's `Notifier`.
 #[repr(C)]
@@ -509,11 +489,6 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
     if !state.is_clone {
         plugin.begin(&mut state);
     }
-}
-
-/// Memory for a timer, which is never freed.
-pub(crate) fn new_timer() -> usize {
-    Box::leak(Box::new([0u64; TIMER / 8])).as_mut_ptr() as usize
 }
 
 /// The text of an argument of the plugin.

@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::hpet;
-use crate::qemu::{
+use crate::exports::{
     CLOCK_VIRTUAL, ClockGet, OnChange, Resolve, SCALE_NS, TimerInit, TimerMod, VcpuInit, new_timer,
 };
+use crate::hpet;
 use crate::symbols::{end, function};
 
 /// The interval at which the clocks are compared, in nanoseconds of the guest's.
@@ -78,8 +78,8 @@ unsafe extern "C" fn vcpu_init(_: u32, _: *mut c_void) {
 /// Called when the virtual machine has stopped, or is about to run.
 unsafe extern "C" fn changed(_: *mut c_void, _: bool, _: c_int) {
     let template = template();
-    // SAFETY: QEMU's function; both texts end with a zero, and there are no flags. All devices exist
-    // when the machine runs, and the big lock is held.
+    // SAFETY: QEMU's function; both texts end with a zero, and there are no flags. All devices are
+    // there when the machine runs, and the big lock is held.
     unsafe {
         let hpet = (template.resolve)(c"".as_ptr(), c"hpet".as_ptr(), null_mut());
         hpet::set_period(hpet, template.instruction);
