@@ -603,12 +603,12 @@ impl Stage<'_> {
     }
 
     /// So many long packets in both directions; 200 in fragments are more than the smallest queue
-    /// has entries. The next ones go when the last ones are back, as a node that is busy has buffers
-    /// for so many only.
+    /// has entries. The next ones go when the last ones are back, as a node that is busy has
+    /// buffers for so many only.
     fn burst(&self, to: &str, count: u32) -> anyhow::Result<()> {
         let start = Instant::now();
-        // With a deadline (`-w`) it would send more, of which some are on their way when it ends. At
-        // SIGINT it says what it has got.
+        // With a deadline (`-w`) it would send more, of which some are on their way when it ends.
+        // At SIGINT it says what it has got.
         let ping =
             format!("timeout -s INT {} ping -A -c {count} -W 5 -s 20000", count.min(500) / 10);
         let script = format!("{ping} {to} 2>&1 | grep loss");
@@ -623,9 +623,9 @@ impl Stage<'_> {
         }
     }
 
-    /// More of them, as one frame each, if the interfaces take such frames: a driver may handle them
-    /// in another way, by queues that otherwise have little to do. A quarter of the smallest queue's
-    /// entries are 512, after which a driver may say how far it is.
+    /// More of them, as one frame each, if the interfaces take such frames: a driver may handle
+    /// them in another way, by queues that otherwise have little to do. A quarter of the smallest
+    /// queue's entries are 512, after which a driver may say how far it is.
     fn long_frames(&self, to: &str) -> anyhow::Result<()> {
         let mtu = "I=$(ls $D/net | head -n 1); cd /sys/class/net/$I";
         let raise = format!("{DEVICE}{mtu}; cat mtu; echo 20100 2>/dev/null >mtu");
