@@ -92,6 +92,8 @@ fn clones_differ_in_identity_alone() {
     let made = template(&cache).expect("the first use makes a template");
     let before = sum(&made);
     assert_eq!(["0", "1"].map(|node| looks(&place, node)), cold);
+    // Jobs need not copy them.
+    assert!(place.shell(0, "ls /run/tofu-libraries/*").contains("libtofucom.so"));
     for name in ["boot_id", "uuid"] {
         let lines = place.exec_all(&["cat", &format!("/proc/sys/kernel/random/{name}")]);
         let ids: Vec<_> = lines.iter().filter_map(|line| line.split_whitespace().last()).collect();

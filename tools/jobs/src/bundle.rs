@@ -11,6 +11,7 @@ use object::FileKind;
 use sha2::{Digest, Sha256};
 use tofu_agent::files::{self, Source};
 use tofu_image::{Arch, Progress};
+use tofu_linux_nodes::Preload;
 
 use crate::closure::{closure, without_mpis};
 use crate::elf::Family;
@@ -29,6 +30,8 @@ const MAX_COPY: u64 = 256 << 20;
 const BIN: &str = "bin";
 const LIB: &str = "lib";
 const TOFU: &str = "tofu";
+/// The folder of a node with all sets of libraries, by their names. Jobs share the sets.
+pub(crate) const LIBRARIES: &str = "/run/tofu-libraries";
 /// The folder of scripts that replace programs of the nodes.
 const TOOLS: &str = "tools";
 /// The folder in which ranks run.
@@ -120,6 +123,38 @@ pub(crate) struct Set {
     /// A name that identifies the contents.
     pub(crate) name: String,
     pub(crate) archive: Vec<u8>,
+}
+
+impl Set {
+    fn new(link: &'static str, files: &Files) -> anyhow::Result<Self> {
+        let archive = pack(link, files)?;
+        let hash = Sha256::digest(&archive);
+        let name = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { link, name, archive })
+    }
+
+    /// Our libraries, with the provider of libfabric if a program's MPI uses it. Copies of them
+    /// are the same set, whenever they were made.
+    fn of_ours(ours: &[PathBuf], provider: Option<&Path>) -> anyhow::Result<Self> {
+        let file = |name: &str, path: &Path| -> anyhow::Result<_> {
+            let bytes = tofu_input::read(path, tofu_input::PROGRAM)
+                .with_context(|| path.display().to_string())?;
+            Ok((name.into(), Source::File(0o755, bytes)))
+        };
+        let ours = ours.iter().map(|library| file(libraries::name(library)?, library));
+        let provider = provider.map(|path| file(PROVIDER, path));
+        Self::new(TOFU, &ours.chain(provider).collect::<anyhow::Result<_>>()?)
+    }
+}
+
+/// Returns our libraries for nodes that are clones, as jobs without an MPI need them.
+///
+/// # Errors
+///
+/// If the libraries do not exist.
+pub fn preload() -> anyhow::Result<Preload> {
+    let Set { name, archive, .. } = Set::of_ours(&libraries::find()?, None)?;
+    Ok(Preload { folder: format!("{LIBRARIES}/{name}"), archive })
 }
 
 /// The start of the program, with names relative to the job's folder.
@@ -467,23 +502,11 @@ impl Bundle {
     ///
     /// If a file cannot be read.
     pub(crate) fn sets(&self) -> anyhow::Result<Vec<Set>> {
-        let set = |link, files: &Files| -> anyhow::Result<Set> {
-            let archive = pack(link, files)?;
-            let hash = Sha256::digest(&archive);
-            let name = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-            Ok(Set { link, name, archive })
-        };
-        let ours = self
-            .ours
-            .iter()
-            .map(|library| Ok((libraries::name(library)?.into(), Source::Path(library.clone()))));
-        let provider = self.provider.iter();
-        let provider = provider.map(|file| Ok((PROVIDER.into(), Source::Path(file.clone()))));
-        let mut sets = vec![set(TOFU, &ours.chain(provider).collect::<anyhow::Result<_>>()?)?];
+        let mut sets = vec![Set::of_ours(&self.ours, self.provider.as_deref())?];
         if let Some(libraries) = &self.libraries {
             let files = libraries.iter();
             let files = files.map(|(name, path)| (name.into(), Source::Path(path.clone())));
-            sets.push(set(LIB, &files.collect())?);
+            sets.push(Set::new(LIB, &files.collect())?);
         }
         Ok(sets)
     }

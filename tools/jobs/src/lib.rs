@@ -27,6 +27,7 @@ mod queue_owner;
 mod spec;
 mod user;
 
+pub use bundle::preload;
 pub use exec_all::{Silence, run_on_all};
 pub use fetch_outputs::complain;
 pub use job::write;

@@ -18,7 +18,7 @@ use tofu_jtofu::Mapinfo;
 use tofu_linux_nodes::progress::{ImageProgress, is_interrupted};
 use tofu_ui::{Style, exit};
 
-use crate::bundle::Bundle;
+use crate::bundle::{Bundle, LIBRARIES};
 use crate::fetch_outputs::{self, Destination, Origin};
 use crate::job::{self, Control, EXIT_TIMEOUT, Event, Label, Options, OutputTaker, Rank, Teller};
 use crate::lease::{Got, Lease};
@@ -31,8 +31,6 @@ use crate::user::as_user;
 
 /// The folder for jobs' folders on a node.
 const FOLDER: &str = "/tmp";
-/// The folder of libraries on a node, with a subfolder for each set. Jobs share the sets.
-const LIBRARIES: &str = "/run/tofu-libraries";
 /// The variable that marks a job's processes.
 const JOB: &str = "TOFU_JOB";
 /// The variable with the number of earlier starts of the job.

@@ -29,6 +29,7 @@ use crate::own::{LatestMemory, Own};
 use crate::qemu;
 use crate::runtimes::{MonitorChoice, Runtime, Runtimes};
 use crate::setup::{GuestTime, VmSetup};
+use crate::template::{Preload, Templates};
 use crate::watch::Watch;
 use crate::{template, timekeeper};
 
@@ -46,6 +47,8 @@ pub struct LinuxHost {
     group: i32,
     /// The Ethernet of the nodes.
     pub lan: Ethernet,
+    /// Files that nodes have from the beginning, if they are clones.
+    pub preload: Option<Preload>,
     /// Where their code that breaks rules is noted, if that is wanted.
     pub(crate) watch: Option<Watch>,
     /// The registry that has them.
@@ -64,6 +67,7 @@ impl LinuxHost {
             dir: session.dir.path().to_owned(),
             group: session.janitor.group(),
             lan: plan.on_linux.net.into(),
+            preload: None,
             watch: None,
             registry: Arc::clone(&session.registry),
             confinement: session.confinement.clone(),
@@ -95,8 +99,8 @@ impl LinuxBackend for LinuxHost {
         plan: &Plan,
         events: &EventSender,
     ) -> anyhow::Result<Box<dyn Send>> {
-        let mut common =
-            Common::new(plan.on_linux.boot_timeout.0, events.clone(), Cache::from_env()?);
+        let templates = Templates::new(Cache::from_env()?, self.preload.clone());
+        let mut common = Common::new(plan.on_linux.boot_timeout.0, events.clone(), templates);
         if plan.modelled.is_some() {
             // Time begins when all are there.
             common.start_at_once(plan.linux().count());

@@ -19,3 +19,5 @@ mod setup;
 mod template;
 pub mod timekeeper;
 mod watch;
+
+pub use template::Preload;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use tofu_abi::Coords;
 use tofu_fabric::NodeId;
-use tofu_image::{Arch, Cache, Template};
+use tofu_image::{Arch, Template};
 use tofu_sandbox::Role;
 use tofu_supervisor::agent::{Agent, CloneStart};
 use tofu_supervisor::console::Console;
@@ -75,10 +75,9 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    pub(crate) fn new(boot_timeout: Duration, events: EventSender, cache: Cache) -> Self {
+    pub(crate) fn new(boot_timeout: Duration, events: EventSender, templates: Templates) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let starts = Mutex::new(cores.max(LEAST_STARTS) * 2);
-        let templates = Templates::new(cache);
         Self { boot_timeout, events, templates, starts, start_free: Condvar::new() }
     }
 

@@ -185,12 +185,18 @@ fn memory(size: MemorySize, boot: Boot<'_>) -> anyhow::Result<File> {
 }
 
 /// Returns the key of the template of which a virtual machine can be a clone.
-pub(crate) fn template_key(qemu: &Qemu, setup: &VmSetup) -> anyhow::Result<TemplateKey> {
+/// It has the files that `files` identifies in addition.
+pub(crate) fn template_key(
+    qemu: &Qemu,
+    setup: &VmSetup,
+    files: Option<&str>,
+) -> anyhow::Result<TemplateKey> {
     let mut passed = Passed::new(None);
     // Without the host's clock, whose frequency is measured and so never quite the same.
     let clock = setup.time.as_ref().map(|time| time.instruction.clock_khz());
     let mut words = arguments(setup, Boot::Template, clock, &mut passed)?;
     words.push(qemu.version.clone().into());
+    words.extend(files.map(OsString::from));
     let files = &setup.boot_files;
     let files = [&files.kernel, &files.initrd, &qemu.program].into_iter().chain(&files.root);
     let words = words.iter().map(OsString::as_os_str);

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -44,9 +44,34 @@ fn prepare() -> Exec {
 /// The interval at which a booting template is checked.
 const OFTEN: Duration = Duration::from_millis(20);
 
+/// Files that a template has, so that they need not be copied to its clones.
+#[derive(Clone, Debug)]
+pub struct Preload {
+    /// The folder of the files, which does not exist yet. Its name identifies them.
+    pub folder: String,
+    /// The files, as the agent's `unpack-alone` reads them.
+    pub archive: Vec<u8>,
+}
+
+impl Preload {
+    /// Unpacks the files on a node.
+    fn put(&self, node: &Arc<Agent>) -> anyhow::Result<()> {
+        let parent = Path::new(&self.folder).parent().unwrap_or(Path::new("/"));
+        let exec = |program, args: &[&str], stdin| {
+            let args = args.iter().map(|word| (*word).to_owned()).collect();
+            Exec { program, args, env: Vec::new(), stdin }
+        };
+        let make = exec(Program::Named, &["mkdir", "-p", &parent.to_string_lossy()], false);
+        must_run(node, make, &[])?;
+        let unpack = exec(Program::Agent, &["unpack-alone", &self.folder], true);
+        must_run(node, unpack, &self.archive)
+    }
+}
+
 /// The templates of a machine's nodes, made when the first node needs them.
 pub(crate) struct Templates {
     cache: Cache,
+    preload: Option<Preload>,
     /// Those that are known; `None` for one that cannot be made.
     known: Mutex<BTreeMap<String, Option<Template>>>,
 }
@@ -68,8 +93,8 @@ pub(crate) struct Maker<'a> {
 }
 
 impl Templates {
-    pub(crate) fn new(cache: Cache) -> Self {
-        Self { cache, known: Mutex::default() }
+    pub(crate) fn new(cache: Cache, preload: Option<Preload>) -> Self {
+        Self { cache, preload, known: Mutex::default() }
     }
 
     /// Returns the template for clones like this node, and makes it if there is none; `None` if
@@ -81,7 +106,8 @@ impl Templates {
     pub(crate) fn get(&self, qemu: &Qemu, maker: &Maker<'_>) -> Result<Option<Template>, NotReady> {
         // Other nodes wait for this lock.
         let mut known = lock(&self.known);
-        let key = match qemu::template_key(qemu, &maker.setup) {
+        let files = self.preload.as_ref().map(|preload| &*preload.folder);
+        let key = match qemu::template_key(qemu, &maker.setup, files) {
             Ok(key) => key,
             Err(error) => {
                 log::warn!("no clones, nodes boot: {error:#}");
@@ -121,7 +147,7 @@ impl Templates {
         }
         log::info!("making a template of node {}", maker.setup.name);
         let begin = Instant::now();
-        let template = maker.make(&self.cache, key)?;
+        let template = maker.make(&self.cache, key, self.preload.as_ref())?;
         log::info!("made a template in {:.1} s", begin.elapsed().as_secs_f64());
         Ok(template)
     }
@@ -139,7 +165,12 @@ fn has_clock(khz: u32) -> bool {
 }
 
 impl Maker<'_> {
-    fn make(&self, cache: &Cache, key: &TemplateKey) -> anyhow::Result<Template> {
+    fn make(
+        &self,
+        cache: &Cache,
+        key: &TemplateKey,
+        preload: Option<&Preload>,
+    ) -> anyhow::Result<Template> {
         let Running { monitor, ends, memory } = self.kind.start(&self.setup, Boot::Template)?;
         let [console, agent] = ends;
         let memory = memory.context("its monitor does not share memory")?;
@@ -164,7 +195,9 @@ impl Maker<'_> {
             });
             let end = self.wait(&monitor, &ready);
             let saved = match end {
-                Ok(None) => must_run(&programs, prepare(), &[])
+                Ok(None) => preload
+                    .map_or(Ok(()), |preload| preload.put(&programs))
+                    .and_then(|()| must_run(&programs, prepare(), &[]))
                     .context("preparing a template")
                     .and_then(|()| qemu::save(&self.setup)),
                 _ => Err(anyhow::anyhow!("no template")),

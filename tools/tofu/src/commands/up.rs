@@ -166,6 +166,9 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         }
         None => (None, meet(&mut plan)?),
     };
+    // Read before threads give up the right to. Programs that use them are copied with them if
+    // they are missing.
+    let preload = runtimes.as_ref().and_then(|_| tofu_jobs::preload().ok());
     let folders = runtimes.as_ref().map(Runtimes::writes);
     let rights = folders.as_deref().map_or(Rights::Guests, Rights::Programs);
     let mut session = Session::start(&plan, rights, sender.clone(), others)?;
@@ -174,7 +177,9 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let forward = signals.is_none().then(|| sender.forward_signals());
     let _forwarding = forward.transpose()?;
     let linux = runtimes.map(|runtimes| -> Box<dyn LinuxBackend> {
-        Box::new(LinuxHost::new(&plan, &session, runtimes))
+        let mut host = LinuxHost::new(&plan, &session, runtimes);
+        host.preload = preload;
+        Box::new(host)
     });
     let backend = session.machines(linux);
     let mut out = detach::output(detached);
