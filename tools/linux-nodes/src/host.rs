@@ -48,7 +48,7 @@ pub struct LinuxHost {
     /// The Ethernet of the nodes.
     pub lan: Ethernet,
     /// Files that nodes have from the beginning, if they are clones.
-    pub preload: Option<Preload>,
+    preload: Option<Preload>,
     /// Where their code that breaks rules is noted, if that is wanted.
     pub(crate) watch: Option<Watch>,
     /// The registry that has them.
@@ -73,6 +73,13 @@ impl LinuxHost {
             confinement: session.confinement.clone(),
             time: plan.modelled,
         }
+    }
+
+    /// Gives nodes that are clones files from the beginning.
+    #[must_use]
+    pub fn with_files(mut self, files: Option<Preload>) -> Self {
+        self.preload = files;
+        self
     }
 }
 

@@ -177,9 +177,7 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
     let forward = signals.is_none().then(|| sender.forward_signals());
     let _forwarding = forward.transpose()?;
     let linux = runtimes.map(|runtimes| -> Box<dyn LinuxBackend> {
-        let mut host = LinuxHost::new(&plan, &session, runtimes);
-        host.preload = preload;
-        Box::new(host)
+        Box::new(LinuxHost::new(&plan, &session, runtimes).with_files(preload))
     });
     let backend = session.machines(linux);
     let mut out = detach::output(detached);
