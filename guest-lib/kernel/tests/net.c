@@ -191,6 +191,7 @@ static void test(void)
 	struct ifreq mac = request(NULL);
 	int old, there;
 	long counted;
+	int tries;
 
 	WORKS(ethtool(&info), "ETHTOOL_GDRVINFO");
 	CHECK(!strcmp(info.driver, "tofu"), "the driver is %s", info.driver);
@@ -266,8 +267,12 @@ static void test(void)
 	frame[12] = 0x88;
 	frame[13] = 0xb5;
 	counted = counter("sent");
-	CHECK(send_frame(frame, 100) == 100, "a frame to all");
-	CHECK(counter("sent") == counted + 1, "it is counted once");
+	for (tries = 0; tries < 16 && send_frame(frame, 100) == 100;)
+		tries++;
+	CHECK(tries == 16, "frames to all");
+	/* The kernel sends some of its own after the MTU has changed. */
+	counted = counter("sent") - counted;
+	CHECK(counted >= 16 && counted < 32, "each is counted once");
 }
 
 /* Where the reports of devlink's reporter are. */
