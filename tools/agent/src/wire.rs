@@ -95,6 +95,35 @@ pub struct Exec {
     pub stdin: bool,
 }
 
+impl Exec {
+    fn new<W: Into<String>>(program: Program, args: impl IntoIterator<Item = W>) -> Self {
+        let args = args.into_iter().map(Into::into).collect();
+        Self { program, args, env: Vec::new(), stdin: false }
+    }
+
+    /// A program of the guest, by its name and its arguments, without input.
+    pub fn named<W: Into<String>>(args: impl IntoIterator<Item = W>) -> Self {
+        Self::new(Program::Named, args)
+    }
+
+    /// The agent itself with these arguments, without input.
+    pub fn agent<W: Into<String>>(args: impl IntoIterator<Item = W>) -> Self {
+        Self::new(Program::Agent, args)
+    }
+
+    /// The agent, which unpacks its input at a path. Nothing that users of the guest have put there
+    /// gets into it.
+    pub fn unpack_alone(to: &str) -> Self {
+        Self::agent(["unpack-alone", to]).with_input()
+    }
+
+    /// The same with standard input.
+    #[must_use]
+    pub fn with_input(self) -> Self {
+        Self { stdin: true, ..self }
+    }
+}
+
 /// A stream of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

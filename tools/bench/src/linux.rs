@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_agent::wire::{Exec, Output, Status};
 use tofu_image::{Cache, Silent, Spec};
 use tofu_linux_nodes::boot_files::tools;
 use tofu_linux_nodes::lab;
@@ -282,8 +282,7 @@ impl Guests {
     /// Runs a command like [`run`](Self::run), given as words.
     fn run_words(&self, node: usize, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
         let patience = PATIENCE_S.to_string();
-        let args = ["timeout", &patience].iter().chain(words).map(ToString::to_string).collect();
-        let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
+        let exec = Exec::named(["timeout", &patience].iter().chain(words).copied());
         let mut said = [Vec::new(), Vec::new()];
         let status = programs::run(self.node(node)?.agent(), exec, &[], |output, bytes| {
             said[output as usize].extend_from_slice(bytes);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::thread;
 
 use anyhow::bail;
-use tofu_agent::wire::{Exec, Program, Status};
+use tofu_agent::wire::{Exec, Status};
 use tofu_control::RemoteProgram;
 
 /// The bytes of output that are read.
@@ -12,8 +12,7 @@ const MAX_SAID: usize = 2000;
 
 /// Returns the command that runs a script with arguments in a node's shell.
 pub(crate) fn shell(words: &[&str]) -> Exec {
-    let args = ["sh", "-c"].iter().chain(words).map(|word| (*word).to_owned()).collect();
-    Exec { program: Program::Named, args, env: Vec::new(), stdin: false }
+    Exec::named(["sh", "-c"].iter().chain(words).copied())
 }
 
 /// Runs one of our programs on a node and fails unless it succeeds. Returns the beginning of its

@@ -3,7 +3,7 @@
 
 use anyhow::bail;
 use tofu_abi::Coords;
-use tofu_agent::wire::{Exec, Program};
+use tofu_agent::wire::Exec;
 
 use crate::elf::Family;
 use crate::machine::Machine;
@@ -34,11 +34,10 @@ exit 1
 /// none.
 pub(crate) fn of_python(machine: &Machine, python: &str, spec: &JobSpec) -> Option<Family> {
     let node = machine.nodes.first()?;
-    let args = ["timeout", LOADING, python, "-c", ASK].map(str::to_owned).to_vec();
     let mut env = spec.variables();
     // Not what is in the folder that it happens to run in.
     env.push(("PYTHONSAFEPATH".to_owned(), "1".to_owned()));
-    let exec = Exec { program: Program::Named, args, env, stdin: false };
+    let exec = Exec { env, ..Exec::named(["timeout", LOADING, python, "-c", ASK]) };
     match must(&machine.control, node.index, exec, &[]) {
         Ok(said) => Family::of_version(&said),
         Err(error) => {

@@ -405,10 +405,7 @@ impl Site<'_> {
         let look: Vec<_> = look.into_iter().chain(names).collect();
         let socket = &self.machine.control;
         let unpack = |node, to: &str, archive: &[u8]| {
-            // Nothing that users of the node have put there may get into it.
-            let args = vec!["unpack-alone".to_owned(), to.to_owned()];
-            let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: true };
-            must(socket, node, exec, archive).map(drop)
+            must(socket, node, Exec::unpack_alone(to), archive).map(drop)
         };
         let put = self.on_all(|node| {
             // The links to the libraries come first, because libraries are kept as long as links to

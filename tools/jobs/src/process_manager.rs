@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tofu_abi::Coords;
 use tofu_agent::relay;
-use tofu_agent::wire::{Exec, Output, Program, ToProgram};
+use tofu_agent::wire::{Exec, Output, ToProgram};
 use tofu_control::RemoteProgram;
 use tofu_pmix::{Away, Server};
 
@@ -117,9 +117,8 @@ impl Pmi {
     fn start(ranks: &Ranks<'_>, events: Teller) -> anyhow::Result<Self> {
         let Ranks { machine, placement, .. } = ranks;
         let job = &placement.info.job;
-        let words = ["pmi".to_owned(), job.processes().to_string(), placement.mpi_mapping()];
         let exec =
-            Exec { program: Program::Agent, args: words.into(), env: Vec::new(), stdin: false };
+            Exec::agent(["pmi".to_owned(), job.processes().to_string(), placement.mpi_mapping()]);
         let node = machine.index(placement.node(0))?;
         let remote = RemoteProgram::start(&machine.control, node, exec)?;
         let (sender, addresses) = mpsc::sync_channel(1);
@@ -209,8 +208,7 @@ fn start_relay(
     node: u32,
     server: SocketAddrV4,
 ) -> anyhow::Result<(RemoteProgram, Receiver<String>)> {
-    let args = vec!["relay".to_owned()];
-    let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: true };
+    let exec = Exec::agent(["relay"]).with_input();
     let remote = RemoteProgram::start(&machine.control, node, exec)?;
     let (from_node, mut passed) = io::pipe()?;
     let (frames, to_node) = io::pipe()?;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use rustix::rand::{GetRandomFlags, getrandom};
-use tofu_agent::wire::{Exec, Identity, Program};
+use tofu_agent::wire::{Exec, Identity};
 use tofu_image::{Cache, Phase, Progress, Qemu, Template, TemplateKey};
 use tofu_sandbox::Role;
 use tofu_supervisor::agent::Agent;
@@ -35,11 +35,6 @@ pub(crate) const WORD: &str = "tofu.template";
 const PREPARE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; \
                        dd if=/dev/zero of=/dev/shm/zeros bs=1M count=256 2>/dev/null; \
                        rm -f /dev/shm/zeros";
-/// The program that does it.
-fn prepare() -> Exec {
-    let args = ["sh", "-c", PREPARE].map(str::to_owned).into();
-    Exec { program: Program::Named, args, env: Vec::new(), stdin: false }
-}
 
 /// The interval at which a booting template is checked.
 const OFTEN: Duration = Duration::from_millis(20);
@@ -57,14 +52,8 @@ impl Preload {
     /// Unpacks the files on a node.
     fn put(&self, node: &Arc<Agent>) -> anyhow::Result<()> {
         let parent = Path::new(&self.folder).parent().unwrap_or(Path::new("/"));
-        let exec = |program, args: &[&str], stdin| {
-            let args = args.iter().map(|word| (*word).to_owned()).collect();
-            Exec { program, args, env: Vec::new(), stdin }
-        };
-        let make = exec(Program::Named, &["mkdir", "-p", &parent.to_string_lossy()], false);
-        must_run(node, make, &[])?;
-        let unpack = exec(Program::Agent, &["unpack-alone", &self.folder], true);
-        must_run(node, unpack, &self.archive)
+        must_run(node, Exec::named(["mkdir", "-p", &parent.to_string_lossy()]), &[])?;
+        must_run(node, Exec::unpack_alone(&self.folder), &self.archive)
     }
 }
 
@@ -197,7 +186,7 @@ impl Maker<'_> {
             let saved = match end {
                 Ok(None) => preload
                     .map_or(Ok(()), |preload| preload.put(&programs))
-                    .and_then(|()| must_run(&programs, prepare(), &[]))
+                    .and_then(|()| must_run(&programs, Exec::named(["sh", "-c", PREPARE]), &[]))
                     .context("preparing a template")
                     .and_then(|()| qemu::save(&self.setup)),
                 _ => Err(anyhow::anyhow!("no template")),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tofu_agent::files;
-use tofu_agent::wire::{Exec, Program, Status};
+use tofu_agent::wire::{Exec, Status};
 use tofu_control::protocol::{InspectRequest, Reply, Request};
 use tofu_control::{RemoteProgram, ask};
 use tofu_inspect::Value;
@@ -100,8 +100,7 @@ impl Nodes {
             return Err(Gone("there is no time left (--limit)".into()).into());
         }
         self.commands.fetch_add(1, Relaxed);
-        let args = ["sh", "-c", script].map(str::to_owned).to_vec();
-        let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
+        let exec = Exec::named(["sh", "-c", script]);
         let program = RemoteProgram::start_within(&self.control, node, exec, SILENCE)?;
         let (done, result) = mpsc::sync_channel(1);
         // If it never ends, the thread ends with the machine.
@@ -175,9 +174,8 @@ impl Nodes {
         let mut archive = Vec::new();
         files::pack_bytes(name, 0o755, bytes, &mut archive)?;
         for node in self.registry.linux() {
-            let args = vec!["unpack-alone".into(), path.to_owned()];
-            let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: true };
-            programs::must_run(node.agent(), exec, &archive).context("cannot copy to a node")?;
+            programs::must_run(node.agent(), Exec::unpack_alone(path), &archive)
+                .context("cannot copy to a node")?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::thread;
 
 use anyhow::{Context, bail};
 use tofu_agent::files;
-use tofu_agent::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, ToProgram, WINDOW};
+use tofu_agent::wire::{Exec, FromProgram, MAX_DATA, Output, Status, ToProgram, WINDOW};
 
 use crate::agent::Agent;
 use crate::event::{Event, EventSender, Outcome};
@@ -86,8 +86,7 @@ pub fn start(
     let thread = thread::Builder::new().name("guest".into()).spawn(move || {
         let mut lines = Lines::default();
         let status = put(&*node, &guest).and_then(|path| {
-            let args = [path].into_iter().chain(words).collect();
-            let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
+            let exec = Exec::named([path].into_iter().chain(words));
             run(node.agent(), exec, &[], |_, bytes| {
                 lines.take(bytes, |line| {
                     events.send(Event::Line(node.id(), line));
@@ -115,9 +114,8 @@ pub fn put(node: &dyn AgentNode, guest: &Guest) -> anyhow::Result<String> {
     let mut archive = Vec::new();
     files::pack_bytes(&name, 0o755, &guest.image, &mut archive)?;
     let path = format!("{FOLDER}/{name}");
-    let args = vec!["unpack-alone".into(), path.clone()];
-    let exec = Exec { program: Program::Agent, args, env: Vec::new(), stdin: true };
-    must_run(node.agent(), exec, &archive).context("cannot copy the program to the node")?;
+    must_run(node.agent(), Exec::unpack_alone(&path), &archive)
+        .context("cannot copy the program to the node")?;
     Ok(path)
 }
 

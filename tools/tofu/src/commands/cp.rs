@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use tofu_agent::files;
 use tofu_agent::unpack::unpack;
-use tofu_agent::wire::{Exec, Output, Program, Status, ToProgram};
+use tofu_agent::wire::{Exec, Output, Status, ToProgram};
 use tofu_control::{MachineName, NodeName, find_node};
 use tofu_jobs::complain;
 use tofu_ui::{exit, printable, signals};
@@ -79,18 +79,13 @@ impl<'a> CopyEnd<'a> {
     }
 }
 
-fn agent(words: &[&str], stdin: bool) -> Exec {
-    let args = words.iter().map(|word| (*word).to_owned()).collect();
-    Exec { program: Program::Agent, args, env: Vec::new(), stdin }
-}
-
 fn send(from: &str, node: &str, to: &str, silence: SilenceArgs) -> anyhow::Result<()> {
     let to = if to.is_empty() { "." } else { to };
     // Before anything is started there.
     let name = files::name_of(Path::new(from))?.to_string_lossy();
     std::fs::metadata(from).with_context(|| format!("cannot read {from}"))?;
     let found = find_node(node)?;
-    let remote = silence.start(&found, agent(&["unpack", to, &name], true))?;
+    let remote = silence.start(&found, Exec::agent(["unpack", to, &name]).with_input())?;
     let (reader, writer) = io::pipe().context("no pipes left")?;
     let mut complaint = Vec::new();
     let (packed, status) = thread::scope(|scope| {
@@ -115,7 +110,7 @@ fn send(from: &str, node: &str, to: &str, silence: SilenceArgs) -> anyhow::Resul
 fn fetch(node: &str, from: &str, to: &str, silence: SilenceArgs) -> anyhow::Result<u8> {
     let name = files::name_of(Path::new(from))?;
     let found = find_node(node)?;
-    let remote = silence.start(&found, agent(&["pack", from], false))?;
+    let remote = silence.start(&found, Exec::agent(["pack", from]))?;
     let (reader, mut writer) = io::pipe().context("no pipes left")?;
     let stopped = Arc::new(AtomicI32::new(0));
     let (stop, killed) = (Arc::clone(&stopped), remote.clone());

@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tofu_abi::Coords;
-use tofu_agent::wire::{Exec, Output, Program, Status};
+use tofu_agent::wire::{Exec, Output, Status};
 use tofu_control::protocol::NodeInfo;
 use tofu_control::rundir::node_file;
 use tofu_control::{RemoteProgram, find_node, info};
@@ -239,8 +239,7 @@ fn debugger(args: &GdbArgs, node: &NodeInfo) -> anyhow::Result<PathBuf> {
 
 /// The node's list of symbols.
 fn list(control: &Path, node: u32) -> anyhow::Result<Vec<u8>> {
-    let args = ["cat", "/proc/kallsyms"].map(str::to_owned).to_vec();
-    let exec = Exec { program: Program::Named, args, env: Vec::new(), stdin: false };
+    let exec = Exec::named(["cat", "/proc/kallsyms"]);
     let remote = RemoteProgram::start(control, node, exec)?;
     let (out, input) = channel();
     // A kernel that hangs never answers, and the thread ends with the process.
