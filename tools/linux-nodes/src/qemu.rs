@@ -94,8 +94,7 @@ pub(crate) fn start(
     passed.at(MONITOR, listen(&setup.qmp)?);
     let memory = memory(setup.memory, boot)?;
     passed.at(MEMORY, memory.try_clone()?);
-    // A template has no machine.
-    let time = setup.time.as_ref().filter(|_| !matches!(boot, Boot::Template));
+    let time = machine_time(setup, boot);
     if let Some(time) = time {
         let (pace, pace_there) = UnixStream::pair().context("no sockets left")?;
         passed.at(PACE, pace_there);
@@ -139,6 +138,11 @@ pub(crate) fn start(
     Ok(Started { child, console, agent, memory })
 }
 
+/// The machine's time, if a guest keeps that. A template has no machine.
+fn machine_time<'a>(setup: &'a VmSetup, boot: Boot<'_>) -> Option<&'a GuestTime> {
+    setup.time.as_ref().filter(|_| !matches!(boot, Boot::Template))
+}
+
 /// Makes the ports of a guest. In modelled time, their input comes by its pace.
 fn ports(time: Option<&GuestTime>, passed: &mut Passed) -> anyhow::Result<[Duplex; 2]> {
     let Some(time) = time else {
@@ -158,11 +162,9 @@ fn ports(time: Option<&GuestTime>, passed: &mut Passed) -> anyhow::Result<[Duple
 /// The arguments for the ports of a guest.
 fn port_arguments(setup: &VmSetup, boot: Boot<'_>) -> Vec<OsString> {
     let ports = [("console", CONSOLE), ("agent", AGENT)].into_iter();
-    let words = ports.flat_map(|(name, number)| match (&setup.time, boot) {
-        (None, _) | (_, Boot::Template) => {
-            vec!["-chardev".into(), format!("socket,id={name},fd={number}")]
-        }
-        (Some(_), _) => vec![
+    let words = ports.flat_map(|(name, number)| match machine_time(setup, boot) {
+        None => vec!["-chardev".into(), format!("socket,id={name},fd={number}")],
+        Some(_) => vec![
             "-add-fd".into(),
             format!("fd={number},set={number}"),
             "-chardev".into(),
@@ -184,8 +186,8 @@ fn memory(size: MemorySize, boot: Boot<'_>) -> anyhow::Result<File> {
     Ok(memory)
 }
 
-/// Returns the key of the template of which a virtual machine can be a clone.
-/// It has the files that `files` identifies in addition.
+/// Returns the key of the template of which a virtual machine can be a clone, and which has the
+/// files that `files` identifies.
 pub(crate) fn template_key(
     qemu: &Qemu,
     setup: &VmSetup,
@@ -193,8 +195,7 @@ pub(crate) fn template_key(
 ) -> anyhow::Result<TemplateKey> {
     let mut passed = Passed::new(None);
     // Without the host's clock, whose frequency is measured and so never quite the same.
-    let clock = setup.time.as_ref().map(|time| time.instruction.clock_khz());
-    let mut words = arguments(setup, Boot::Template, clock, &mut passed)?;
+    let mut words = arguments(setup, Boot::Template, modelled_clock(setup), &mut passed)?;
     words.push(qemu.version.clone().into());
     words.extend(files.map(OsString::from));
     let files = &setup.boot_files;
@@ -456,10 +457,12 @@ fn arguments(
 /// The frequency of the time stamp counter of a guest, in kHz; `None` if it is not known, or the
 /// hardware runs the guest.
 pub(crate) fn clock(setup: &VmSetup) -> Option<u32> {
-    match &setup.time {
-        Some(time) => Some(time.instruction.clock_khz()),
-        None => host_clock(setup.kvm),
-    }
+    modelled_clock(setup).or_else(|| host_clock(setup.kvm))
+}
+
+/// The same of a guest that keeps modelled time.
+fn modelled_clock(setup: &VmSetup) -> Option<u32> {
+    setup.time.as_ref().map(|time| time.instruction.clock_khz())
 }
 
 /// The same of a guest that does not keep modelled time: that of the host.
