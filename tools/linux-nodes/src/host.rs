@@ -48,7 +48,7 @@ pub struct LinuxHost {
     /// The Ethernet of the nodes.
     pub lan: Ethernet,
     /// Files that nodes have from the beginning, if they are clones.
-    preload: Option<Preload>,
+    preload: Option<Arc<Preload>>,
     /// Where their code that breaks rules is noted, if that is wanted.
     pub(crate) watch: Option<Watch>,
     /// The registry that has them.
@@ -77,9 +77,8 @@ impl LinuxHost {
 
     /// Gives nodes that are clones files from the beginning.
     #[must_use]
-    pub fn with_files(mut self, files: Option<Preload>) -> Self {
-        self.preload = files;
-        self
+    pub fn with_files(self, files: Option<Preload>) -> Self {
+        Self { preload: files.map(Arc::new), ..self }
     }
 }
 
@@ -130,15 +129,7 @@ impl LinuxBackend for LinuxHost {
             };
             let watch = self.watch.as_ref().and_then(|w| w.begin(index, machine, at));
             let ip = lan.as_ref().map(|_| lan::ip(index));
-            // The checks cover only these. A node with an Ethernet gets its address there from its
-            // init. A record holds what the guest gets from its first instruction on, and time may
-            // be wanted to stop while it boots.
-            let from_the_start =
-                plan.input.is_some() || plan.modelled.is_some_and(|time| time.until.is_some());
-            let can_clone = boot_files.can_clone
-                && linux.arch == Arch::X86_64
-                && linux.boot == BootFrom::Monitor
-                && !(*kvm || lan.is_some() || plan.on_linux.cold || from_the_start);
+            let can_clone = lan.is_none() && self.runtime.can_clone(plan, linux);
             let setup = VmSetup {
                 boot_files: Arc::clone(boot_files),
                 name: node_name(at),

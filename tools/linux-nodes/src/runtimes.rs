@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use tofu_image::{Arch, Cache, Progress, Qemu};
-use tofu_spec::plan::{OnLinux, Plan};
-use tofu_spec::units::{Net, Vmm};
+use tofu_spec::plan::{LinuxPlan, OnLinux, Plan};
+use tofu_spec::units::{BootFrom, Net, Vmm};
 use tofu_vmm::{Hypervisor, LinuxSupport};
 
 use crate::boot_files::{self, BootFiles, kvm_runs_linux};
@@ -99,6 +99,24 @@ impl Runtimes {
 
     pub(crate) fn of(&self, arch: Arch) -> &Runtime {
         self.second.as_ref().filter(|second| second.boot_files.arch == arch).unwrap_or(&self.first)
+    }
+
+    /// Returns true if any node of a plan can be a clone.
+    pub fn any_clone(&self, plan: &Plan) -> bool {
+        plan.on_linux.net == Net::None && plan.linux().any(|(_, linux)| self.can_clone(plan, linux))
+    }
+
+    /// Returns true if a node without an Ethernet can be a clone. One with an Ethernet gets its
+    /// address there from its init. A record holds what the guest gets from its first instruction
+    /// on, and time may be wanted to stop while it boots.
+    pub(crate) fn can_clone(&self, plan: &Plan, linux: &LinuxPlan) -> bool {
+        let Runtime { boot_files, kvm, .. } = self.of(linux.arch);
+        let from_the_start =
+            plan.input.is_some() || plan.modelled.is_some_and(|time| time.until.is_some());
+        boot_files.can_clone
+            && linux.arch == Arch::X86_64
+            && linux.boot == BootFrom::Monitor
+            && !(*kvm || plan.on_linux.cold || from_the_start)
     }
 
     /// Returns a hint for the user about other images.

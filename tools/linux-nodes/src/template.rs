@@ -40,7 +40,7 @@ const PREPARE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; \
 const OFTEN: Duration = Duration::from_millis(20);
 
 /// Files that a template has, so that they need not be copied to its clones.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Preload {
     /// The folder of the files, which does not exist yet. Its name identifies them.
     pub folder: String,
@@ -60,7 +60,7 @@ impl Preload {
 /// The templates of a machine's nodes, made when the first node needs them.
 pub(crate) struct Templates {
     cache: Cache,
-    preload: Option<Preload>,
+    preload: Option<Arc<Preload>>,
     /// Those that are known; `None` for one that cannot be made.
     known: Mutex<BTreeMap<String, Option<Template>>>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct Maker<'a> {
 }
 
 impl Templates {
-    pub(crate) fn new(cache: Cache, preload: Option<Preload>) -> Self {
+    pub(crate) fn new(cache: Cache, preload: Option<Arc<Preload>>) -> Self {
         Self { cache, preload, known: Mutex::default() }
     }
 
@@ -136,7 +136,7 @@ impl Templates {
         }
         log::info!("making a template of node {}", maker.setup.name);
         let begin = Instant::now();
-        let template = maker.make(&self.cache, key, self.preload.as_ref())?;
+        let template = maker.make(&self.cache, key, self.preload.as_deref())?;
         log::info!("made a template in {:.1} s", begin.elapsed().as_secs_f64());
         Ok(template)
     }

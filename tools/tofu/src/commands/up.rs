@@ -166,9 +166,9 @@ pub(crate) fn run(args: &UpArgs) -> anyhow::Result<u8> {
         }
         None => (None, meet(&mut plan)?),
     };
-    // Read before threads give up the right to. Programs that use them are copied with them if
-    // they are missing.
-    let preload = runtimes.as_ref().and_then(|_| tofu_jobs::preload().ok());
+    // Now, because threads may open no files later. Jobs copy libraries that nodes lack.
+    let clones = runtimes.as_ref().is_some_and(|runtimes| runtimes.any_clone(&plan));
+    let preload = clones.then(tofu_jobs::preload).and_then(Result::ok);
     let folders = runtimes.as_ref().map(Runtimes::writes);
     let rights = folders.as_deref().map_or(Rights::Guests, Rights::Programs);
     let mut session = Session::start(&plan, rights, sender.clone(), others)?;
