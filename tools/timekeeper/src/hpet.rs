@@ -4,7 +4,8 @@
 //! nanosecond, and its capability register says 10 ns. Where an instruction takes another time, a
 //! tick does as well, and timers would fire early or late. It is set to the real period.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
+use std::ptr::null_mut;
 
 /// The capability register of QEMU's HPET, with a period of 10,000,000 fs, but for the number of
 /// timers.
@@ -15,14 +16,21 @@ const TICK: u64 = 10;
 /// The periods that Linux takes for those of an HPET, in femtoseconds.
 const PERIODS: std::ops::RangeInclusive<u64> = 100_000..=100_000_000;
 
-/// Sets the period for instructions that take so many picoseconds. An object without the register
-/// as QEMU 11.1 has it, or a period that no HPET has, is left as it is.
+/// `object_resolve_path_type`
+pub(crate) type Resolve =
+    unsafe extern "C" fn(*const c_char, *const c_char, *mut bool) -> *mut c_void;
+
+/// Sets the period of the guest's HPET, if it has one, for instructions that take so many
+/// picoseconds. An object without the register as QEMU 11.1 has it, or a period that no HPET has,
+/// is left as it is.
 ///
 /// # Safety
 ///
-/// `hpet` is null, or an object of QEMU that holds an HPET's state, which no other thread uses
-/// meanwhile: the caller holds QEMU's big lock.
-pub(crate) unsafe fn set_period(hpet: *mut c_void, instruction_ps: u64) {
+/// `resolve` is QEMU's function. All devices exist, and no other thread uses the HPET meanwhile:
+/// the caller holds QEMU's big lock.
+pub(crate) unsafe fn set_period(resolve: Resolve, instruction_ps: u64) {
+    // SAFETY: promised by the caller; both texts end with a zero, and there are no flags.
+    let hpet = unsafe { resolve(c"".as_ptr(), c"hpet".as_ptr(), null_mut()) };
     let period = instruction_ps.saturating_mul(1000 * TICK);
     if hpet.is_null() || !PERIODS.contains(&period) {
         return;

@@ -22,7 +22,9 @@
 mod accesses;
 #[allow(unsafe_code)]
 mod blocks;
-mod exports;
+mod callbacks;
+#[allow(unsafe_code)]
+mod clock;
 #[allow(unsafe_code)]
 mod hpet;
 mod pace;

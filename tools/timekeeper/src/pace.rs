@@ -46,6 +46,11 @@ impl Pace {
         Ok(go)
     }
 
+    /// True once it has begun.
+    pub(crate) const fn has_begun(&self) -> bool {
+        self.page.is_some()
+    }
+
     /// The picoseconds of an instruction, once it has begun.
     pub(crate) fn instruction_ps(&self) -> u64 {
         self.page.as_ref().map_or(0, Page::instruction_ps)

@@ -14,10 +14,9 @@ use tofu_pace::pages::Next;
 
 use crate::accesses::{self, RegionRead, RegionWrite};
 use crate::blocks::{self, Board, Hooks};
-use crate::exports::{
-    CLOCK_VIRTUAL, ClockGet, OnChange, Resolve, SCALE_NS, TimerInit, TimerMod, VcpuInit, new_timer,
-};
-use crate::hpet;
+use crate::callbacks::{OnChange, VcpuInit};
+use crate::clock::{CLOCK_VIRTUAL, Clock, Timer};
+use crate::hpet::{self, Resolve};
 use crate::pace::Pace;
 use crate::stacks;
 use crate::symbols::{end, function};
@@ -36,8 +35,8 @@ const PAUSED: c_int = 4;
 const PORTS_OF_QEMU: [&CStr; PORTS] = [c"console", c"agent"];
 /// After what time of the guest more input is tried, in nanoseconds: if it has taken some, and if
 /// it took none.
-const SOON: i64 = 100_000;
-const LATER: i64 = 1_000_000;
+const SOON: u64 = 100_000;
+const LATER: u64 = 1_000_000;
 /// The longest time between restarts of the count of instructions, in nanoseconds. A timer ensures
 /// it.
 const RECOUNT: u64 = 100_000;
@@ -72,9 +71,7 @@ struct Notifier {
 
 /// QEMU's functions, and the state of this plugin.
 struct Plugin {
-    clock: ClockGet,
-    timer_init: TimerInit,
-    timer_mod: TimerMod,
+    clock: Clock,
     idle: ThreadsIdle,
     deadline: Deadline,
     msix_notify: MsixNotify,
@@ -96,10 +93,9 @@ struct Plugin {
     put_in: PutIn,
     /// The table of accesses.
     operations: usize,
-    /// A timer of QEMU, which must not move.
-    timer: usize,
-    /// Another one, for input.
-    input_timer: usize,
+    timer: Timer,
+    /// For input.
+    input_timer: Timer,
     state: Mutex<State>,
 }
 
@@ -123,8 +119,6 @@ struct State {
     ran: bool,
     /// True if the guest is a clone, whose state QEMU loads before it runs.
     is_clone: bool,
-    /// True once its time has begun.
-    begun: bool,
 }
 
 impl State {
@@ -141,7 +135,6 @@ impl State {
             stopped: false,
             ran: false,
             is_clone,
-            begun: false,
         }
     }
 }
@@ -155,22 +148,6 @@ fn plugin() -> &'static Plugin {
 impl Plugin {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The guest's time in nanoseconds.
-    fn now(&self) -> u64 {
-        // SAFETY: QEMU's function of this signature, which any thread may call.
-        u64::try_from(unsafe { (self.clock)(CLOCK_VIRTUAL) }).unwrap_or(0)
-    }
-
-    /// Prepares a timer of the guest's clock.
-    fn prepare(&self, timer: usize, run: unsafe extern "C" fn(*mut c_void)) {
-        let timer = timer as *mut c_void;
-        // SAFETY: the memory is large enough for a timer, and zeroed; a null group means QEMU's
-        // main one.
-        unsafe {
-            (self.timer_init)(timer, null_mut(), CLOCK_VIRTUAL, SCALE_NS, 0, run, null_mut())
-        };
     }
 
     /// Delivers the interrupts and the input of an answer; returns where the guest must stop.
@@ -227,13 +204,11 @@ impl Plugin {
             state.pace.take(port, taken);
             if !waits.is_empty() {
                 let pause = if taken > 0 { SOON } else { LATER };
-                again = Some(again.map_or(pause, |before: i64| before.min(pause)));
+                again = Some(again.map_or(pause, |before: u64| before.min(pause)));
             }
         }
         if let Some(pause) = again {
-            let at = i64::try_from(self.now()).unwrap_or(i64::MAX).saturating_add(pause);
-            // SAFETY: the timer was initialised when the processor was, and never moves.
-            unsafe { (self.timer_mod)(self.input_timer as *mut c_void, at) };
+            self.clock.set(&self.input_timer, self.clock.now().saturating_add(pause));
         }
     }
 
@@ -271,9 +246,7 @@ impl Plugin {
     /// Sets the timer for the next question.
     fn tick_at(&self, state: &mut State, ns: u64) {
         state.due = ns;
-        let ns = i64::try_from(ns).unwrap_or(i64::MAX);
-        // SAFETY: the timer was initialised when the processor was, and never moves.
-        unsafe { (self.timer_mod)(self.timer as *mut c_void, ns) };
+        self.clock.set(&self.timer, ns);
     }
 
     /// Stops the virtual machine before its next instruction, so that its monitor and debugger work
@@ -301,8 +274,7 @@ impl Plugin {
 
     /// Begins the guest's time.
     fn begin(&self, state: &mut State) {
-        state.begun = true;
-        let now = self.now();
+        let now = self.clock.now();
         let go = state.pace.begin(now);
         self.obey(state, go, now);
     }
@@ -311,22 +283,20 @@ impl Plugin {
     /// a clone is accessed before its time begins, when it is plugged in.
     fn before_access(&self) {
         let mut state = self.state();
-        if !state.begun {
-            return;
+        if state.pace.has_begun() {
+            let go = state.pace.access(self.clock.now());
+            self.deliver(&mut state, go);
         }
-        let go = state.pace.access(self.now());
-        self.deliver(&mut state, go);
     }
 
     /// Tells the machine the time, and waits until it has got there.
     fn meet(&self) {
         let mut state = self.state();
-        if !state.begun {
-            return;
+        if state.pace.has_begun() {
+            let now = self.clock.now();
+            let go = state.pace.at(now);
+            self.obey(&mut state, go, now);
         }
-        let now = self.now();
-        let go = state.pace.at(now);
-        self.obey(&mut state, go, now);
     }
 }
 
@@ -373,7 +343,7 @@ unsafe extern "C" fn tick(_: *mut c_void) {
     // SAFETY: QEMU's functions; the big lock is held, as in all timers.
     let (idle, next) = unsafe { ((plugin.idle)(), (plugin.deadline)(CLOCK_VIRTUAL, ALL_TIMERS)) };
     let mut state = plugin.state();
-    let now = plugin.now();
+    let now = plugin.clock.now();
     state.due = 0;
     if !idle || next == 0 {
         let go = state.pace.step(now);
@@ -401,15 +371,11 @@ unsafe extern "C" fn changed(_: *mut c_void, runs: bool, _: c_int) {
         if state.is_clone {
             plugin.begin(&mut state);
         }
-        // SAFETY: QEMU's function; both texts end with a zero, and there are no flags. All devices
-        // exist when the machine runs, and none is in use yet.
-        unsafe {
-            let hpet = (plugin.resolve)(c"".as_ptr(), c"hpet".as_ptr(), null_mut());
-            hpet::set_period(hpet, state.pace.instruction_ps());
-        }
+        // SAFETY: QEMU's function. All devices exist when the machine runs, and none is in use yet.
+        unsafe { hpet::set_period(plugin.resolve, state.pace.instruction_ps()) };
     }
     if std::mem::replace(&mut state.stopped, !runs) && runs {
-        plugin.tick_at(&mut state, plugin.now());
+        plugin.tick_at(&mut state, plugin.clock.now());
     }
 }
 
@@ -473,8 +439,8 @@ unsafe extern "C" fn vcpu_init(index: u32, _: *mut c_void) {
         end("a guest in modelled time has one processor: -smp 1");
     }
     let plugin = plugin();
-    plugin.prepare(plugin.timer, tick);
-    plugin.prepare(plugin.input_timer, more_input);
+    plugin.clock.prepare(&plugin.timer, tick);
+    plugin.clock.prepare(&plugin.input_timer, more_input);
     // SAFETY: QEMU's function; the handler lives as long as the plugin, which is never unloaded.
     unsafe { (plugin.on_change)(changed, null_mut()) };
     let notifier = Box::leak(Box::new(Notifier { notify: polled, node: [0; 2] }));
@@ -537,9 +503,7 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
     // SAFETY: QEMU's functions by their names, with the signatures of version 11.1.
     let (plugin, register) = unsafe {
         let plugin = Plugin {
-            clock: function(c"qemu_clock_get_ns"),
-            timer_init: function(c"timer_init_full"),
-            timer_mod: function(c"timer_mod_ns"),
+            clock: Clock::find(),
             idle: function(c"all_cpu_threads_idle"),
             deadline: function(c"qemu_clock_deadline_ns_all"),
             msix_notify: function(c"msix_notify"),
@@ -560,8 +524,8 @@ pub(crate) unsafe extern "C" fn qemu_plugin_install(
             find_port: function(c"qemu_chr_find"),
             room: function(c"qemu_chr_be_can_write"),
             put_in: function(c"qemu_chr_be_write"),
-            timer: new_timer(),
-            input_timer: new_timer(),
+            timer: Timer::new(),
+            input_timer: Timer::new(),
             state: Mutex::new(State::new(pace, is_clone)),
         };
         let register: VcpuInit = function(c"qemu_plugin_register_vcpu_init_cb");

@@ -10,24 +10,21 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::exports::{
-    CLOCK_VIRTUAL, ClockGet, OnChange, Resolve, SCALE_NS, TimerInit, TimerMod, VcpuInit, new_timer,
-};
-use crate::hpet;
+use crate::callbacks::{OnChange, VcpuInit};
+use crate::clock::{Clock, Timer};
+use crate::hpet::{self, Resolve};
 use crate::symbols::{end, function};
 
 /// The interval at which the clocks are compared, in nanoseconds of the guest's.
-const PERIOD: i64 = 1_000_000;
+const PERIOD: u64 = 1_000_000;
 /// The longest time that QEMU is kept from its other work.
 const LONGEST: Duration = Duration::from_millis(10);
 
 struct Template {
-    clock: ClockGet,
-    timer_mod: TimerMod,
-    timer_init: TimerInit,
+    clock: Clock,
     on_change: OnChange,
     resolve: Resolve,
-    timer: usize,
+    timer: Timer,
     begin: Instant,
     /// The picoseconds of an instruction.
     instruction: u64,
@@ -45,12 +42,10 @@ pub(crate) fn register(id: u64, instruction: u64) {
     // lives as long as the plugin, which is never unloaded.
     unsafe {
         let template = Template {
-            clock: function(c"qemu_clock_get_ns"),
-            timer_mod: function(c"timer_mod_ns"),
-            timer_init: function(c"timer_init_full"),
+            clock: Clock::find(),
             on_change: function(c"qemu_add_vm_change_state_handler"),
             resolve: function(c"object_resolve_path_type"),
-            timer: new_timer(),
+            timer: Timer::new(),
             begin: Instant::now(),
             instruction,
         };
@@ -65,37 +60,24 @@ pub(crate) fn register(id: u64, instruction: u64) {
 /// Called when the virtual processor has been made.
 unsafe extern "C" fn vcpu_init(_: u32, _: *mut c_void) {
     let template = template();
-    let timer = template.timer as *mut c_void;
-    // SAFETY: QEMU's functions. The timer's memory is large enough, zeroed, and never freed; a null
-    // group means QEMU's main one. The handler lives as long as the plugin.
-    unsafe {
-        (template.timer_init)(timer, null_mut(), CLOCK_VIRTUAL, SCALE_NS, 0, tick, null_mut());
-        (template.timer_mod)(timer, PERIOD);
-        (template.on_change)(changed, null_mut());
-    }
+    template.clock.prepare(&template.timer, tick);
+    template.clock.set(&template.timer, PERIOD);
+    // SAFETY: QEMU's function; the handler lives as long as the plugin, which is never unloaded.
+    unsafe { (template.on_change)(changed, null_mut()) };
 }
 
 /// Called when the virtual machine has stopped, or is about to run.
 unsafe extern "C" fn changed(_: *mut c_void, _: bool, _: c_int) {
     let template = template();
-    // SAFETY: QEMU's function; both texts end with a zero, and there are no flags. All devices are
-    // there when the machine runs, and the big lock is held.
-    unsafe {
-        let hpet = (template.resolve)(c"".as_ptr(), c"hpet".as_ptr(), null_mut());
-        hpet::set_period(hpet, template.instruction);
-    }
+    // SAFETY: QEMU's function. All devices exist when the machine runs, and the big lock is held.
+    unsafe { hpet::set_period(template.resolve, template.instruction) };
 }
 
 /// Called at each period of the guest's clock.
 unsafe extern "C" fn tick(_: *mut c_void) {
     let template = template();
-    // SAFETY: QEMU's functions, and a timer that was initialised.
-    let now = unsafe {
-        let now = (template.clock)(CLOCK_VIRTUAL);
-        (template.timer_mod)(template.timer as *mut c_void, now.saturating_add(PERIOD));
-        now
-    };
-    let guest = Duration::from_nanos(u64::try_from(now).unwrap_or(0));
-    let ahead = guest.saturating_sub(template.begin.elapsed());
+    let now = template.clock.now();
+    template.clock.set(&template.timer, now.saturating_add(PERIOD));
+    let ahead = Duration::from_nanos(now).saturating_sub(template.begin.elapsed());
     thread::sleep(ahead.min(LONGEST));
 }
