@@ -241,9 +241,8 @@ impl Paces {
         let at = guest.to_ps(clock_ns, self.instruction)?;
         let mut guests = lock(&self.guests);
         guests[pace.turn.program()] = Some(guest);
-        if std::mem::replace(&mut *lock(&pace.begun), true) || at > 0 {
-            pace.turn.ask(at);
-        }
+        *lock(&pace.begun) = true;
+        pace.turn.ask(at);
         self.answer_all(&mut guests, pace);
         Ok(())
     }
