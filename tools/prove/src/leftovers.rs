@@ -34,16 +34,16 @@ const SPARE_FRAMES: u64 = 160;
 /// Prints the names of its things.
 const THINGS: &str = "for F in /proc/[!0-9]* /dev/* /sys/class/*/* /sys/kernel/debug/*; do \
     echo \"thing $F\"; done; while read -r L; do echo \"thing $L\"; done </proc/iomem";
-/// Prints the code that has taken memory from the heap and is not there any more. The kernel has no
-/// names for its addresses.
-const LEAKED: &str = "grep -hsF ' 0xffff' /sys/kernel/debug/slab/kmalloc-*/alloc_traces | \
-    grep '^ *[0-9]* 0x' | while read -r N A REST; do \
-    echo \"thing memory of the heap, which code at $A took\"; done";
-
-/// Prints how many objects there are that the kernel allocates for drivers, by its function.
-const OBJECTS: &str = "awk '$2 ~ /^(alloc_netdev_mqs|_*devlink_alloc|pci_store_saved_state)/ { \
-    sub(/[+].*/, \"\", $2); n[$2] += $1 } END { for (f in n) print \"object\", f, n[f] }' \
-    /sys/kernel/debug/slab/kmalloc-*/alloc_traces 2>/dev/null; true";
+/// Prints the first line of each trace of the heap's allocations: how many there are, and which code
+/// has made them. The files are long, so they are read once.
+const TRACES: &str = "grep -hsF ' age=' /sys/kernel/debug/slab/kmalloc-*/alloc_traces";
+/// For awk, of these: the code that is not there any more. The kernel has no names for its
+/// addresses.
+const LEAKED: &str =
+    "$2 ~ /^0x/ { print \"thing memory of the heap, which code at\", $2, \"took\" }";
+/// The same: how many objects there are that the kernel allocates for drivers, by its function.
+const OBJECTS: &str = "$2 ~ /^(alloc_netdev_mqs|_*devlink_alloc|pci_store_saved_state)/ { \
+    sub(/[+].*/, \"\", $2); n[$2] += $1 } END { for (f in n) print \"object\", f, n[f] }";
 
 /// The things that a node keeps for a driver, and those that it has anyway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,16 +66,7 @@ impl Kept {
         // For a program the kernel's VFIO takes the device, and keeps it.
         let mut script = PINNED.to_owned();
         if subject.module().is_some() {
-            script += &format!("; {THINGS}");
-        }
-        if subject.uses_heap() {
-            script += &format!("; {LEAKED}");
-        }
-        if subject.module().is_some() {
-            script += &format!("; {OBJECTS}");
-        }
-        if subject.may_have_network() {
-            script += &format!("; {FRAMES}");
+            script += &format!("; {THINGS}; {TRACES} | awk '{LEAKED} {OBJECTS}'; {FRAMES}");
         }
         let mut kept = nodes.both_must(&script)?.map(|said| Self::parse(&said.text));
         for (node, kept) in NODES.into_iter().zip(&mut kept) {
@@ -162,6 +153,7 @@ pub(crate) fn find(
         let left = [0, 1].map(|node: usize| now[node].since(&before[node]));
         if left.iter().all(Vec::is_empty) || Instant::now() + interval > until {
             report.is_changed |= [0, 1].iter().any(|&n: &usize| now[n].has_more(&before[n]));
+            report.kept = Some(now);
             break left;
         }
         thread::sleep(interval);

@@ -38,6 +38,7 @@ pub use crate::stacks::{Called, Stack};
 pub use crate::subject::Subject;
 
 use crate::nodes::Nodes;
+use crate::scenes::Before;
 use crate::stacks::Stacks;
 
 /// Two neighbours.
@@ -104,20 +105,22 @@ fn proved(
     mut start: Instant,
 ) -> anyhow::Result<Vec<Report>> {
     let mut reports: Vec<Report> = Vec::new();
-    let mut are_new = true;
     let mut stacks = Stacks::new(lab.breaks.as_deref().unwrap_or_default());
     for (i, (name, subject)) in subjects.iter().enumerate() {
         let nodes = |start| Nodes::new(lab, options.patience, start + options.limit);
-        if let Some(last) = reports.last() {
-            are_new = scenes::clear(&subjects[i - 1].1, last, &nodes(start), &mut stacks)?;
-        }
-        let mut report = life((name, subject), options, lab, (&nodes(start), are_new), &mut stacks);
-        if !are_new && report.as_ref().map_or(true, Report::has_not_begun) {
+        let before = match reports.last_mut() {
+            Some(last) => scenes::clear(&subjects[i - 1].1, last, &nodes(start), &mut stacks)?,
+            None => Before::New,
+        };
+        let is_new = matches!(before, Before::New);
+        let mut report = life((name, subject), options, lab, (&nodes(start), before), &mut stacks);
+        if !is_new && report.as_ref().map_or(true, Report::has_not_begun) {
             // Something that the driver before has left may have done it.
             nodes(start).restart()?;
             stacks.restarted();
             start = Instant::now();
-            report = life((name, subject), options, lab, (&nodes(start), true), &mut stacks);
+            let new = (&nodes(start), Before::New);
+            report = life((name, subject), options, lab, new, &mut stacks);
         }
         let mut report = report?;
         let is_broken = report.broken().next().is_some();
@@ -139,7 +142,7 @@ fn life(
     (name, subject): (&str, &Subject),
     options: &Options,
     lab: &Lab,
-    nodes: (&Nodes, bool),
+    nodes: (&Nodes, Before),
     stacks: &mut Stacks<'_>,
 ) -> anyhow::Result<Report> {
     let mut report = Report::new(name.to_owned(), &lab.monitor);

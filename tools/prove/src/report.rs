@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tofu_rules::{Device, Rule};
 
+use crate::leftovers::Kept;
 use crate::rules::Counts;
 use crate::stacks::Stack;
 
@@ -95,6 +96,9 @@ pub struct Report {
     /// A kernel has more things than before.
     #[serde(skip)]
     pub(crate) is_changed: bool,
+    /// The things that the nodes keep after the driver.
+    #[serde(skip)]
+    pub(crate) kept: Option<[Kept; 2]>,
 }
 
 impl Report {
@@ -121,6 +125,7 @@ impl Report {
             seconds: 0.0,
             lost_node: false,
             is_changed: false,
+            kept: None,
         }
     }
 

@@ -30,7 +30,7 @@ const TIMERS: Duration = Duration::from_secs(2);
 
 /// Sets D to the folder of the device and B to its address.
 const DEVICE: &str = "D=; for f in /sys/bus/pci/devices/*; do \
-    [ \"$(cat $f/vendor)\" = 0x10cf ] && D=$f; done; B=${D##*/}; [ -n \"$D\" ] || exit 9; ";
+    read -r V <$f/vendor; [ $V = 0x10cf ] && D=$f; done; B=${D##*/}; [ -n \"$D\" ] || exit 9; ";
 
 /// Words that mark lines of the kernel's log as reports of a fault.
 const SIGNS: [&str; 14] = [
@@ -130,7 +130,15 @@ const PROGRAM: [Scene; 4] = [
     run("run after that", |s| s.program()),
 ];
 
-/// Plays all scenes, and writes them into the report. New nodes have our own driver.
+/// The state of the nodes before a driver.
+pub(crate) enum Before {
+    /// They have just booted, with our own driver.
+    New,
+    /// They keep nothing but these things of drivers before.
+    Cleared(Option<[Kept; 2]>),
+}
+
+/// Plays all scenes, and writes them into the report.
 ///
 /// # Errors
 ///
@@ -138,14 +146,14 @@ const PROGRAM: [Scene; 4] = [
 pub(crate) fn play(
     subject: &Subject,
     options: &Options,
-    (nodes, are_new): (&Nodes, bool),
+    (nodes, before): (&Nodes, Before),
     (report, stacks): (&mut Report, &mut Stacks<'_>),
     say: &mut dyn FnMut(&SceneReport) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let (has_network, is_dead) = (AtomicBool::new(false), AtomicBool::new(false));
     let unloaded = Mutex::new(None);
     let stage = Stage { subject, options, nodes, has_network, is_dead, unloaded };
-    let before = stage.prepare(are_new)?;
+    let before = stage.prepare(before)?;
     stacks.skip();
     let first = Counts::of(nodes)?;
     let scenes = if subject.module().is_some() { &MODULE[..] } else { &PROGRAM[..] };
@@ -189,17 +197,17 @@ pub(crate) fn play(
 }
 
 /// Makes the nodes as they were before a driver, for the next one: if it has left nothing in their
-/// kernels, by a reset of the device, or else by new nodes. Returns whether the nodes are new.
+/// kernels, by a reset of the device, or else by new nodes.
 ///
 /// # Errors
 ///
 /// If new nodes do not boot.
 pub(crate) fn clear(
     subject: &Subject,
-    report: &Report,
+    report: &mut Report,
     nodes: &Nodes,
     stacks: &mut Stacks<'_>,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<Before> {
     if !report.is_untidy() {
         let name = subject.module().unwrap_or_default();
         let script = format!(
@@ -208,12 +216,12 @@ pub(crate) fn clear(
              while [ $(cat $D/enable) != 0 ]; do echo 0 >$D/enable || exit; done; }}; }}"
         );
         if nodes.both(&script).is_ok_and(|said| said.iter().all(|said| said.ok)) {
-            return Ok(false);
+            return Ok(Before::Cleared(report.kept.take()));
         }
     }
     nodes.restart()?;
     stacks.restarted();
-    Ok(true)
+    Ok(Before::New)
 }
 
 /// The shortest time in what ping says, in milliseconds; 0 if it says none.
@@ -279,7 +287,7 @@ impl Stage<'_> {
 
     /// Gives the device to nothing, and copies what is needed. Returns what the nodes
     /// keep without it.
-    fn prepare(&self, are_new: bool) -> anyhow::Result<[Kept; 2]> {
+    fn prepare(&self, before: Before) -> anyhow::Result<[Kept; 2]> {
         if let Some((path, bytes)) = self.subject.file() {
             self.nodes.copy(&path, bytes)?;
         }
@@ -289,7 +297,7 @@ impl Stage<'_> {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             self.nodes.copy(&format!("/tmp/{name}"), &bytes)?;
         }
-        if self.subject.module().is_some() && are_new {
+        if self.subject.module().is_some() && matches!(before, Before::New) {
             // On a busy host a node may be ready before it has loaded it.
             let script = "for i in $(seq 200); do rmmod tofu 2>/dev/null && exit; sleep 0.1; done; \
                           rmmod tofu 2>&1";
@@ -297,7 +305,10 @@ impl Stage<'_> {
         }
         let clear = format!("rm -f {LOADED}; dmesg -c >/dev/null");
         self.nodes.both_must(&clear)?;
-        Kept::of(self.nodes, self.subject)
+        match before {
+            Before::Cleared(Some(kept)) => Ok(kept),
+            _ => Kept::of(self.nodes, self.subject),
+        }
     }
 
     /// Looks through the kernels' logs, and empties them.

@@ -24,8 +24,6 @@ const EXERCISE: &str = "tofu-guest exercise";
 /// Freed memory is poisoned, objects have red zones, and those who allocate and free are noted.
 /// Also for frames of the network stack, of which the kernel then has an exact count.
 const HEAP: &str = "slab_debug=FZPU,kmalloc-*,skbuff_head_cache,skbuff_fclone_cache";
-/// Functions that take memory from it.
-const HEAP_FUNCTIONS: [&str; 5] = ["__kmalloc", "kmem", "krealloc", "kv", "kstrdup"];
 /// Functions that let the kernel call the module later.
 const TIMER_FUNCTIONS: [&str; 7] = [
     "mod_timer",
@@ -166,11 +164,6 @@ impl Subject {
         self.names(&["register_netdev"])
     }
 
-    /// Returns false if it takes no memory from the kernel's heap by itself.
-    pub(crate) fn uses_heap(&self) -> bool {
-        self.module().is_some() && self.names(&HEAP_FUNCTIONS)
-    }
-
     /// Returns false if it lets the kernel call nothing of it later.
     pub(crate) fn has_timers(&self) -> bool {
         self.module().is_some() && self.names(&TIMER_FUNCTIONS)
@@ -299,11 +292,9 @@ mod tests {
 
     #[test]
     fn functions_are_known_by_their_beginning() {
-        assert!(begins_so("__kmalloc_noprof", &HEAP_FUNCTIONS));
-        assert!(!begins_so("devm_kmalloc", &HEAP_FUNCTIONS));
         assert!(begins_so("hrtimer_start_range_ns", &TIMER_FUNCTIONS));
         assert!(!begins_so("timer_init_key", &TIMER_FUNCTIONS));
-        assert!(Subject::Shipped.may_have_network() && Subject::Shipped.uses_heap());
+        assert!(Subject::Shipped.may_have_network());
         // A linker stores a name that is the end of another one only once.
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
         let (name, arguments) = (String::new(), Vec::new());
