@@ -35,8 +35,8 @@ use crate::commands::host;
 ///
 /// While gdb stops the node, its processors and its driver stand still; its device and the rest of
 /// the machine keep running. The names of functions and variables, including those of modules, come
-/// from the node's own /proc/kallsyms; types and line numbers are not available. When gdb ends, the
-/// node continues.
+/// from the node's own /proc/kallsyms. Types and line numbers are those of files that gdb is given,
+/// by `add-symbol-file` for a module of your own. When gdb ends, the node continues.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct GdbArgs {
