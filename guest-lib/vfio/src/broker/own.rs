@@ -6,8 +6,8 @@
 //! the meantime. A page stays in the file even when it is no longer registered.
 #![allow(unsafe_code)]
 
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 use std::thread;
@@ -22,6 +22,11 @@ use crate::page_size;
 
 /// Bytes of the file after which pages are given back that the process has unmapped.
 const SWEEP: u64 = 64 << 20;
+/// Bytes of a huge page: those of x86-64, and of arm64 with pages of 4 KiB.
+const HUGE: u64 = 2 << 20;
+/// The least bytes of a piece that begins a huge page of the file, if the system makes such pages:
+/// an IOMMU maps contiguous memory at once. The next pieces use the rest of it.
+const LARGE: u64 = 256 << 10;
 /// Bytes that the stack must have below the caller that registers memory: pages of a file do not
 /// grow.
 const BELOW: usize = 64 << 10;
@@ -69,8 +74,10 @@ struct Pages {
     file: OwnedFd,
     /// Device and inode, as /proc/self/maps has them.
     name: (u64, u64),
-    /// The end of the file, in bytes.
+    /// The end of the pieces in the file, in bytes.
     end: u64,
+    /// The size of the file, in bytes.
+    size: u64,
     /// The end of the file when pages were given back last.
     swept: u64,
 }
@@ -124,7 +131,10 @@ impl Area {
 
 /// All areas, in the order of their addresses.
 fn areas() -> io::Result<Vec<Area>> {
-    Ok(fs::read_to_string("/proc/self/maps")?.lines().filter_map(Area::parse).collect())
+    // Without room it would be read by 32 bytes first, and by twice as many each time.
+    let mut text = String::with_capacity(16 << 10);
+    File::open("/proc/self/maps")?.read_to_string(&mut text)?;
+    Ok(text.lines().filter_map(Area::parse).collect())
 }
 
 /// A part of the memory to be shared.
@@ -136,7 +146,7 @@ struct Piece {
     moves: bool,
 }
 
-/// The parts of `start` to `end`, for a file of this name that ends at `file_end`.
+/// The parts of `start` to `end`, for a file of this name whose pieces end at `file_end`.
 fn pieces(
     areas: &[Area],
     (start, end): (u64, u64),
@@ -156,9 +166,14 @@ fn pieces(
         if part.shared && part.name != name {
             return Err(ShareError::Foreign);
         }
-        let offset = if moves { file_end } else { area.offset + (part.start - area.start) };
+        let len = part.end - part.start;
+        let offset = match moves {
+            true if len >= LARGE => file_end.next_multiple_of(HUGE),
+            true => file_end,
+            false => area.offset + (part.start - area.start),
+        };
         if moves {
-            file_end += part.end - part.start;
+            file_end = offset + len;
         }
         pieces.push(Piece { area: part, offset, moves });
     }
@@ -171,7 +186,21 @@ impl Pages {
         let stat = fstat(&file)?;
         let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let name = (u64::from(major) << 32 | u64::from(minor), stat.st_ino);
-        Ok(Self { file, name, end: 0, swept: 0 })
+        Ok(Self { file, name, end: 0, size: 0, swept: 0 })
+    }
+
+    /// Makes room for pieces.
+    fn grow(&mut self, pieces: &[Piece]) -> io::Result<()> {
+        let (mut end, mut size) = (self.end, self.size);
+        for Piece { area, offset, .. } in pieces.iter().filter(|piece| piece.moves) {
+            end = offset + (area.end - area.start);
+            // The system makes huge pages only of what the file has as a whole.
+            let is_large = end - offset >= LARGE;
+            size = size.max(if is_large { end.next_multiple_of(HUGE) } else { end });
+        }
+        ftruncate(&self.file, size)?;
+        (self.end, self.size) = (end, size);
+        Ok(())
     }
 
     /// Gives back what the process has unmapped.
@@ -226,18 +255,15 @@ impl OwnMemory {
         };
         let areas = areas()?;
         pages.sweep(&areas);
-        let pieces = pieces(&areas, (start, end), read_only, pages.name, pages.end)?;
-        let added: u64 =
-            pieces.iter().filter(|piece| piece.moves).map(|p| p.area.end - p.area.start).sum();
-        if added > 0 {
-            ftruncate(&pages.file, pages.end + added)?;
-            pages.end += added;
+        let parts = pieces(&areas, (start, end), read_only, pages.name, pages.end)?;
+        if parts.iter().any(|piece| piece.moves) {
+            pages.grow(&parts)?;
             let with_stack = has_stack(&areas, start, end);
             // SAFETY: as promised to this function.
-            unsafe { move_all(&pages.file, &pieces, with_stack)? };
+            unsafe { move_all(&pages.file, &parts, with_stack)? };
         }
         let mut runs: Vec<(u64, u64)> = Vec::new();
-        for Piece { area, offset, .. } in pieces {
+        for Piece { area, offset, .. } in parts {
             let len = area.end - area.start;
             match runs.last_mut() {
                 Some(last) if last.0 + last.1 == offset => last.1 += len,
@@ -405,6 +431,25 @@ mod tests {
             byte(page).load(Ordering::Relaxed) == (if page % 2 == 1 { 7 } else { page as u8 })
         };
         assert!((0..257).all(all_right));
+    }
+
+    #[test]
+    fn large_pieces_begin_huge_pages() {
+        let line = "10000000-20000000 rw-p 00000000 00:00 0";
+        let areas = [Area::parse(line).unwrap()];
+        let mut pages = Pages::new().unwrap();
+        let mut place = |len: u64| {
+            let range = (0x1000_0000, 0x1000_0000 + len);
+            let pieces = pieces(&areas, range, false, pages.name, pages.end).unwrap();
+            pages.grow(&pieces).unwrap();
+            (pieces[0].offset, fstat(&pages.file).unwrap().st_size as u64)
+        };
+        assert_eq!(place(0x1000), (0, 0x1000));
+        assert_eq!(place(LARGE), (HUGE, 2 * HUGE));
+        // They use the rest of a huge page.
+        assert_eq!(place(0x3000), (HUGE + LARGE, 2 * HUGE));
+        assert_eq!(place(3 * HUGE), (2 * HUGE, 5 * HUGE));
+        assert_eq!(place(0x1000), (5 * HUGE, 5 * HUGE + 0x1000));
     }
 
     #[test]
