@@ -116,6 +116,23 @@ fn clones_differ_in_identity_alone() {
     place.is_clean();
 }
 
+/// Their disk is a file of QEMU's, which it gives up and takes again when a clone is loaded.
+#[test]
+fn clones_have_the_disk_of_an_image_with_packages() {
+    let Some(place) = Place::new(Image::Newest) else { return };
+    let cache = cache(&place);
+    up(&place, &cache, &["--image", Image::Newest.name()]);
+    assert!(template(&cache).is_some());
+    assert!(log(&place).is_empty(), "{}", log(&place));
+    for node in [0, 1] {
+        assert!(place.shell(node, "lspci -n").contains("10cf:1ccd"));
+        assert_eq!(place.shell(node, "mount | grep -c '^/dev/vd'"), "1\n");
+    }
+    place.all_pairs(2, 1);
+    down(&place);
+    place.is_clean();
+}
+
 #[test]
 fn clones_in_modelled_time_have_names_and_one_clock() {
     let Some(place) = Place::new(Image::Default) else { return };

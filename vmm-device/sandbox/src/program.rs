@@ -61,6 +61,7 @@ const CALLS: &[Entry] = &[
     (libc::SYS_fdatasync, &[]),
     (libc::SYS_ftruncate, &[]),
     (libc::SYS_fallocate, &[]),
+    (libc::SYS_fadvise64, &[]),
     (libc::SYS_flock, &[]),
     (libc::SYS_dup, &[]),
     (libc::SYS_dup3, &[]),
