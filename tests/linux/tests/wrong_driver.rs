@@ -236,7 +236,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "never_woken",
         edits: &[("netdev/link.rs", "goes_on && queue.is_stopped()", "false")],
-        named: None,
+        named: Some(Scene("stopped queue", "node 0 ")),
     },
     Mutation {
         name: "length",

@@ -103,9 +103,10 @@ const fn run(name: &'static str, play: fn(&Stage<'_>) -> Seen) -> Scene {
 }
 
 /// The scenes of a module.
-const MODULE: [Scene; 16] = [
+const MODULE: [Scene; 17] = [
     quick(Scene { needed: true, ..scene("load", |s| s.load()) }),
     quick(scene("traffic", |s| s.traffic())),
+    quick(scene("stopped queue", |s| s.stopped_queue())),
     quick(disturbance("interface down", |s| s.down())),
     quick(disturbance("interface up", |s| s.up())),
     disturbance("unbind and bind", |s| s.rebind()),
@@ -632,6 +633,31 @@ impl Stage<'_> {
                 bail!("node 0: {count} long packets to {to}: {}", said.last());
             }
         }
+    }
+
+    /// Packets and a stream while the kernel's limit of bytes stops a transmit queue after each
+    /// frame: the driver has to wake it. A driver that does not count bytes has its usual traffic.
+    fn stopped_queue(&self) -> Seen {
+        let addresses = self.addresses()?;
+        let Some(there) = &addresses[1] else {
+            return Ok("the driver has no network interface".into());
+        };
+        let limits = format!("{DEVICE}for L in $D/net/*/queues/tx-*/byte_queue_limits/limit_max");
+        let lower = format!("{limits}; do cat $L && echo 1 >$L; done 2>/dev/null; true");
+        let before = self.nodes.both_must(&lower)?;
+        let passes = || {
+            self.pings(&addresses)?;
+            self.burst(there, 100)?;
+            self.stream(there)
+        };
+        let result = passes();
+        for (node, said) in NODES.into_iter().zip(&before) {
+            let limit = said.text.lines().next().and_then(|line| line.trim().parse::<u64>().ok());
+            if let Some(bytes) = limit {
+                self.nodes.run(node, &format!("{limits}; do echo {bytes} >$L; done"))?;
+            }
+        }
+        result.map(|()| String::new())
     }
 
     /// More of them, as one frame each, if the interfaces take such frames: a driver may handle
