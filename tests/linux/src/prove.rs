@@ -1,5 +1,7 @@
 //! Reports of `tofu prove` about wrong drivers.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::{PATIENCE, Place, Said, driver};
@@ -26,11 +28,15 @@ const CRASHES: [&str; 4] = ["Kernel panic", "Oops", "BUG:", "Unable to handle"];
 /// Arguments of make for modules without debugging information.
 pub const PLAIN: [&str; 2] = ["CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="];
 
+/// The time limit for each of many modules, of which some end only after limits of `tofu prove`.
+const EACH: Duration = Duration::from_secs(90);
+
 /// Proves drivers.
 pub fn prove(place: &Place, args: &[&str]) -> Said {
     let image = driver::image();
+    let modules = args.iter().filter(|arg| arg.ends_with(".ko")).count();
     let command = [&["prove", "--json", "--kernel", &image], args].concat();
-    place.run_for(&command, 4 * PATIENCE, b"")
+    place.run_for(&command, 4 * PATIENCE + modules as u32 * EACH, b"")
 }
 
 /// The report, or all of them.
