@@ -9,7 +9,6 @@ use tofu_inspect::Value;
 use tofu_ui::printable;
 
 use crate::nodes::{NODES, Nodes};
-use crate::report::Report;
 use crate::rules::{find as part_of, part};
 use crate::subject::Subject;
 
@@ -34,8 +33,8 @@ const SPARE_FRAMES: u64 = 160;
 /// Prints the names of its things.
 const THINGS: &str = "for F in /proc/[!0-9]* /dev/* /sys/class/*/* /sys/kernel/debug/*; do \
     echo \"thing $F\"; done; while read -r L; do echo \"thing $L\"; done </proc/iomem";
-/// Prints the first line of each trace of the heap's allocations: how many there are, and which code
-/// has made them. The files are long, so they are read once.
+/// Prints the first line of each trace of the heap's allocations: how many there are, and which
+/// code has made them. The files are long, so they are read once.
 const TRACES: &str = "grep -hsF ' age=' /sys/kernel/debug/slab/kmalloc-*/alloc_traces";
 /// For awk, of these: the code that is not there any more. The kernel has no names for its
 /// addresses.
@@ -136,7 +135,18 @@ impl Kept {
     }
 }
 
-/// Finds what the driver has left, and writes it into the report.
+/// The things that a driver has left behind.
+#[derive(Debug)]
+pub(crate) struct Leftovers {
+    /// In words.
+    pub(crate) left: Vec<String>,
+    /// A kernel has more things than before.
+    pub(crate) is_changed: bool,
+    /// The things that the nodes keep now.
+    pub(crate) kept: [Kept; 2],
+}
+
+/// Finds what the driver has left.
 ///
 /// # Errors
 ///
@@ -145,48 +155,47 @@ pub(crate) fn find(
     nodes: &Nodes,
     subject: &Subject,
     before: &[Kept; 2],
-    report: &mut Report,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Leftovers> {
     let (until, mut interval) = (Instant::now() + SETTLES, SOON);
-    let left = loop {
+    let (of_nodes, kept) = loop {
         let now = Kept::of(nodes, subject)?;
         let left = [0, 1].map(|node: usize| now[node].since(&before[node]));
         if left.iter().all(Vec::is_empty) || Instant::now() + interval > until {
-            report.is_changed |= [0, 1].iter().any(|&n: &usize| now[n].has_more(&before[n]));
-            report.kept = Some(now);
-            break left;
+            break (left, now);
         }
         thread::sleep(interval);
         interval *= 2;
     };
-    for (node, left) in NODES.into_iter().zip(left) {
-        report.left.extend(left.iter().map(|what| format!("node {node}: {what}")));
-        on_in(node, &nodes.inspect(node, "device/tni")?, report);
+    let is_changed = kept.iter().zip(before).any(|(now, before)| now.has_more(before));
+    let mut left = Vec::new();
+    for (node, things) in NODES.into_iter().zip(of_nodes) {
+        left.extend(things.iter().map(|what| format!("node {node}: {what}")));
+        on_in(node, &nodes.inspect(node, "device/tni")?, &mut left);
         let pci = nodes.inspect(node, "pci")?;
         if part_of(&pci, "msix").is_some_and(|msix| is_on(msix, "enabled")) {
-            report.left.push(format!("node {node}: MSI-X is enabled"));
+            left.push(format!("node {node}: MSI-X is enabled"));
         }
         if is_on(&pci, "bus_master") {
-            report.left.push(format!("node {node}: Bus Master Enable is set"));
+            left.push(format!("node {node}: Bus Master Enable is set"));
         }
     }
-    Ok(())
+    Ok(Leftovers { left, is_changed, kept })
 }
 
 /// Interfaces and queues of a device that are on.
-fn on_in(node: u32, tnis: &Value, report: &mut Report) {
+fn on_in(node: u32, tnis: &Value, left: &mut Vec<String>) {
     let Value::Tree(tnis) = tnis else { return };
     for (tni, tree) in tnis {
         if is_on(tree, "enabled") {
-            report.left.push(format!("node {node}: TNI {tni} is enabled"));
+            left.push(format!("node {node}: TNI {tni} is enabled"));
         }
         for (cq, queue) in part(tree, "cq").iter().filter(|(_, queue)| is_on(queue, "enabled")) {
             let stags = part(queue, "stags").len();
             let what = format!("node {node}: TNI {tni} CQ {cq} is enabled, with {stags} STags");
-            report.left.push(what);
+            left.push(what);
         }
         for (gate, _) in part(tree, "gate") {
-            report.left.push(format!("node {node}: TNI {tni} gate {gate} is enabled"));
+            left.push(format!("node {node}: TNI {tni} gate {gate} is enabled"));
         }
     }
 }

@@ -181,7 +181,7 @@ pub(crate) fn play(
     }
     match stopped {
         None => {
-            let found = leftovers::find(nodes, subject, &before, report);
+            let found = stage.leftovers(&before, report);
             if let Err(error) = found.and_then(|()| stage.timers(report)) {
                 const AFTER: &str = "look at what is left";
                 report.warn(format!("in a {AFTER}: {error:#}"));
@@ -751,6 +751,15 @@ impl Stage<'_> {
         Ok("5 times on both nodes".into())
     }
 
+    /// Writes what the driver has left into the report.
+    fn leftovers(&self, before: &[Kept; 2], report: &mut Report) -> anyhow::Result<()> {
+        let found = leftovers::find(self.nodes, self.subject, before)?;
+        report.left.extend(found.left);
+        report.is_changed |= found.is_changed;
+        report.kept = Some(found.kept);
+        Ok(())
+    }
+
     /// The same for a driver that did not take the device: ways out of errors leak, too.
     fn leftovers_of_failure(&self, before: &[Kept; 2], report: &mut Report) {
         let unloaded = match self.subject.module() {
@@ -762,9 +771,7 @@ impl Stage<'_> {
         };
         let unload = "unload after the failure";
         let looked = unloaded.and_then(|()| self.log(unload, report));
-        if let Err(error) =
-            looked.and_then(|()| leftovers::find(self.nodes, self.subject, before, report))
-        {
+        if let Err(error) = looked.and_then(|()| self.leftovers(before, report)) {
             report.warn(format!("in {unload}: {error:#}"));
         }
     }
