@@ -116,9 +116,9 @@ fn serve(path: &Path) -> io::Result<()> {
 fn serve_ranks(size: u32, mapping: &str) -> io::Result<()> {
     let listener = TcpListener::bind((address(), 0))?;
     println!("{}", listener.local_addr()?);
-    let report = |abort: pmi::Abort| {
+    let report = |report: pmi::Report| {
         let mut out = io::stdout().lock();
-        let told = writeln!(out, "{} {}", abort.rank, abort.code).and_then(|()| out.flush());
+        let told = writeln!(out, "{report}").and_then(|()| out.flush());
         if let Err(error) = told {
             eprintln!("{error}");
         }

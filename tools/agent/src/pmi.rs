@@ -6,11 +6,14 @@
 //! dynamic processes is supported; dynamic processes and the name service are refused.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use serde::{Deserialize, Serialize};
 use tofu_sync::lock;
 
 /// The name of the only key-value space.
@@ -26,13 +29,41 @@ const MAX_SPACE: usize = 256 << 20;
 /// The key whose value lists the ranks of each node.
 const MAPPING: &str = "PMI_process_mapping";
 
-/// An abort, which the program that started the ranks must know of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abort {
-    /// The rank that has called `MPI_Abort`.
-    pub rank: u32,
-    /// With this code.
-    pub code: i32,
+/// A report about a rank to the program that has started it. As text it is a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Report {
+    /// The rank has reached its process manager, and may abort the job until it finalizes MPI.
+    Joined(u32),
+    /// It has finalized MPI.
+    Finalized(u32),
+    /// It has called `MPI_Abort` with this code.
+    Aborted(u32, i32),
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Joined(rank) => write!(f, "{rank} joined"),
+            Self::Finalized(rank) => write!(f, "{rank} finalized"),
+            Self::Aborted(rank, code) => write!(f, "{rank} aborted {code}"),
+        }
+    }
+}
+
+impl FromStr for Report {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<Self, ()> {
+        let (rank, what) = line.split_once(' ').ok_or(())?;
+        let rank = rank.parse().map_err(drop)?;
+        match (what, what.strip_prefix("aborted ")) {
+            ("joined", _) => Ok(Self::Joined(rank)),
+            ("finalized", _) => Ok(Self::Finalized(rank)),
+            (_, Some(code)) => code.parse().map(|code| Self::Aborted(rank, code)).map_err(drop),
+            _ => Err(()),
+        }
+    }
 }
 
 struct Space {
@@ -51,14 +82,14 @@ struct Server<R> {
 
 /// Serves the ranks of one job of `size` ranks for ever. `mapping` says which of them share a node,
 /// in PMI's notation, as in `(vector,(0,2,1))`: from node 0 on, two nodes with one rank each.
-/// `report` is notified when a rank wants the job to end.
+/// `report` is called with what happens to ranks.
 ///
 /// # Errors
 ///
 /// If no connection can be accepted any more.
 pub fn serve<R>(listener: &TcpListener, size: u32, mapping: &str, report: R) -> io::Result<()>
 where
-    R: Fn(Abort) + Send + Sync + 'static,
+    R: Fn(Report) + Send + Sync + 'static,
 {
     let keys = HashMap::from([(MAPPING.to_owned(), mapping.to_owned())]);
     let space = Mutex::new(Space { keys, size: 0, waiting: HashMap::new() });
@@ -79,7 +110,7 @@ fn words(line: &str) -> HashMap<&str, &str> {
     line.split_ascii_whitespace().filter_map(|word| word.split_once('=')).collect()
 }
 
-impl<R: Fn(Abort)> Server<R> {
+impl<R: Fn(Report)> Server<R> {
     fn attend(&self, mut client: TcpStream) -> io::Result<()> {
         // Lines are short, and the other side waits for each.
         client.set_nodelay(true)?;
@@ -102,6 +133,7 @@ impl<R: Fn(Abort)> Server<R> {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, "no such rank"));
                 };
                 rank = Some(id);
+                (self.report)(Report::Joined(id));
                 let size = self.size;
                 let answer = format!(
                     "cmd=initack\ncmd=set size={size}\ncmd=set rank={id}\ncmd=set debug=0\n"
@@ -167,10 +199,13 @@ impl<R: Fn(Abort)> Server<R> {
             }
             "abort" => {
                 let code = words.get("exitcode").and_then(|code| code.parse().ok()).unwrap_or(1);
-                (self.report)(Abort { rank, code });
+                (self.report)(Report::Aborted(rank, code));
                 return Ok(None);
             }
-            "finalize" => "cmd=finalize_ack rc=0\n".into(),
+            "finalize" => {
+                (self.report)(Report::Finalized(rank));
+                "cmd=finalize_ack rc=0\n".into()
+            }
             "spawn" => "cmd=spawn_result rc=-1 msg=not_supported\n".into(),
             "publish_name" => "cmd=publish_result rc=-1 msg=not_supported\n".into(),
             "unpublish_name" => "cmd=unpublish_result rc=-1 msg=not_supported\n".into(),
@@ -246,24 +281,25 @@ mod tests {
         }
     }
 
-    fn start(size: u32) -> (u16, mpsc::Receiver<Abort>) {
+    fn start(size: u32) -> (u16, mpsc::Receiver<Report>) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (sender, aborts) = mpsc::channel();
+        let (sender, reports) = mpsc::channel();
         thread::spawn(move || {
-            serve(&listener, size, "(vector,(0,1,2))", move |abort| sender.send(abort).unwrap())
+            serve(&listener, size, "(vector,(0,1,2))", move |report| sender.send(report).unwrap())
         });
-        (port, aborts)
+        (port, reports)
     }
 
     #[test]
     fn ranks_exchange_values_behind_a_barrier() {
-        let (port, aborts) = start(2);
+        let (port, reports) = start(2);
         let mut ranks = [Client::new(port, "0"), Client::new(port, "1")];
         for (number, rank) in ranks.iter_mut().enumerate() {
             let greeting: Vec<_> = (0..4).map(|_| rank.hear()).collect();
             let own = format!("cmd=set rank={number}");
             assert_eq!(greeting, ["cmd=initack", "cmd=set size=2", &own, "cmd=set debug=0"]);
+            assert!(matches!(reports.recv(), Ok(Report::Joined(_))));
             assert_eq!(
                 rank.ask("cmd=init pmi_version=1 pmi_subversion=1"),
                 "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"
@@ -287,18 +323,29 @@ mod tests {
         assert!(ranks[1].ask("mcmd=spawn").contains(" rc=-1 "));
         // The lines of its message are no requests.
         ranks[1].say("cmd=abort exitcode=7 message=Fatal error:\n\ncmd=put key=late value=1");
-        assert_eq!(aborts.recv().unwrap(), Abort { rank: 1, code: 7 });
+        assert_eq!(reports.recv().unwrap(), Report::Aborted(1, 7));
         ranks[1].say("cmd=get key=card-0");
         ranks[1].out.shutdown(Shutdown::Write).unwrap();
         assert_eq!(ranks[1].hear(), "");
         assert!(ranks[0].ask("cmd=get kvsname=tofu key=late").contains(" rc=-1 "));
         assert_eq!(ranks[0].ask("cmd=finalize"), "cmd=finalize_ack rc=0");
+        assert_eq!(reports.recv().unwrap(), Report::Finalized(0));
         assert_eq!(ranks[0].hear(), "");
     }
 
     #[test]
+    fn reports_are_lines() {
+        for report in [Report::Joined(3), Report::Finalized(0), Report::Aborted(383, -1)] {
+            assert_eq!(report.to_string().parse(), Ok(report));
+        }
+        for line in ["", "3", "3 7", "x joined", "3 aborted", "3 aborted x", "-1 joined"] {
+            assert_eq!(line.parse::<Report>(), Err(()), "{line}");
+        }
+    }
+
+    #[test]
     fn strangers_are_refused_and_ranks_served() {
-        let (port, _aborts) = start(1);
+        let (port, _reports) = start(1);
         assert_eq!(Client::new(port, "1").hear(), "");
         assert_eq!(Client::new(port, "x").hear(), "");
         let mut nameless = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();

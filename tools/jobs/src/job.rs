@@ -1,8 +1,8 @@
 //! The ranks of a job of any kind: their output, their input and how they end.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -15,6 +15,7 @@ use anyhow::{Context, bail};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use signal_hook::consts::SIGTERM;
+use tofu_agent::pmi::Report;
 use tofu_agent::wire::{Output, Status};
 use tofu_sync::lock;
 use tofu_sync::queue::{Item, Receiver, RecvTimeoutError, Sender, WhenFull, queue};
@@ -66,8 +67,8 @@ pub(crate) enum Event {
     Ended(u32, anyhow::Result<Status>),
     /// This process got a signal to end.
     Signal(i32),
-    /// A rank wants the whole job to end with this exit code, for example by `MPI_Abort`.
-    Abort { rank: u32, code: i32 },
+    /// The process manager reports something of a rank, for example `MPI_Abort`.
+    Reported(Report),
     /// The machine has lost a node of the job.
     Lost { node: String, why: String },
 }
@@ -113,7 +114,7 @@ impl Teller {
         // The receiver is gone only when the run is over.
         let _ = match &told.1 {
             Event::Ended(..) | Event::Signal(_) => self.to.force(told),
-            Event::Abort { .. } | Event::Lost { .. } => self.to.send(told),
+            Event::Reported(_) | Event::Lost { .. } => self.to.send(told),
         };
     }
 }
@@ -443,6 +444,7 @@ pub(crate) fn run(
         screen: Arc::clone(&screen),
         ranks: Vec::new(),
         left: 0,
+        members: BTreeSet::new(),
         stage: Stage::Runs,
         until,
         held: Vec::new(),
@@ -468,7 +470,7 @@ pub(crate) fn run(
         match control.next(watch.until)? {
             Some(Event::Ended(rank, status)) => watch.ended(rank, status)?,
             Some(Event::Signal(signal)) => watch.interrupt(signal),
-            Some(Event::Abort { rank, code }) => watch.abort(rank, code)?,
+            Some(Event::Reported(report)) => watch.reported(report)?,
             Some(Event::Lost { node, why }) => watch.lost(&node, &why)?,
             None => watch.time_is_over()?,
         }
@@ -497,7 +499,8 @@ fn feed(rank: Arc<dyn Rank>, mut input: Box<dyn Read + Send>) -> anyhow::Result<
 enum Stage {
     /// The job runs.
     Runs,
-    /// A rank has ended with an error. It may have aborted the job.
+    /// A rank has ended with an error, or the last one without finalizing MPI. It may have aborted
+    /// the job.
     Unsure,
     /// A rank has failed; the others may still end by themselves.
     Failed,
@@ -513,6 +516,8 @@ struct JobWatch {
     /// The ranks that have not ended.
     ranks: Vec<Option<Arc<dyn Rank>>>,
     left: usize,
+    /// The ranks that have reached the process manager and have not finalized MPI.
+    members: BTreeSet<u32>,
     stage: Stage,
     /// When the stage ends.
     until: Option<Instant>,
@@ -575,6 +580,25 @@ impl JobWatch {
             self.code = exit::of_signal(signal);
             self.ask(signal);
         }
+    }
+
+    fn reported(&mut self, report: Report) -> io::Result<()> {
+        match report {
+            Report::Joined(rank) => drop(self.members.insert(rank)),
+            Report::Finalized(rank) => {
+                self.members.remove(&rank);
+                if self.has_succeeded() && self.members.is_empty() {
+                    self.stage = Stage::Runs;
+                }
+            }
+            Report::Aborted(rank, code) => self.abort(rank, code)?,
+        }
+        Ok(())
+    }
+
+    /// True if all ranks have ended without an error, as far as is known.
+    fn has_succeeded(&self) -> bool {
+        self.left == 0 && self.code == 0 && self.stage <= Stage::Unsure
     }
 
     fn abort(&mut self, rank: u32, code: i32) -> io::Result<()> {
@@ -656,6 +680,9 @@ impl JobWatch {
                 Ok(Status::Code(_)) if self.options.has_manager => self.enter(Stage::Unsure, NEWS),
                 _ => self.enter(Stage::Failed, self.options.grace),
             }
+        } else if self.has_succeeded() && !self.members.is_empty() {
+            // Of the code of `MPI_Abort`, exit codes have the last eight bits.
+            self.enter(Stage::Unsure, NEWS);
         }
         Ok(())
     }

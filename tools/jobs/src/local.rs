@@ -232,9 +232,7 @@ fn serve_mpi(placement: &Placement, events: Teller) -> anyhow::Result<String> {
     let address = listener.local_addr()?.to_string();
     let (ranks, mapping) = (placement.info.job.processes(), placement.mpi_mapping());
     let serve = move || {
-        let report = move |pmi::Abort { rank, code }| {
-            events.tell(Event::Abort { rank, code });
-        };
+        let report = move |report| events.tell(Event::Reported(report));
         if let Err(error) = pmi::serve(&listener, ranks, &mapping, report) {
             log::warn!("the ranks' process manager has ended: {error}");
         }

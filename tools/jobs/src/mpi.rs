@@ -167,8 +167,7 @@ fn command() -> Command {
 }
 
 fn start(command: Command, layout: &Layout, events: Teller) -> anyhow::Result<Server> {
-    let on_abort = move |rank, code| events.tell(Event::Abort { rank, code });
-    let server = Server::start(command, layout, on_abort);
+    let server = Server::start(command, layout, move |report| events.tell(Event::Reported(report)));
     server.context("Open MPI's ranks need a PMIx server (Debian: libpmix2)")
 }
 

@@ -155,17 +155,15 @@ impl Pmi {
     }
 }
 
-/// Handles a line of the process manager: first its address, later which rank has aborted the job.
+/// Handles a line of the process manager: first its address, later a report about a rank.
 fn take_line(line: &str, addresses: &SyncSender<String>, events: &Teller) {
-    match line.split_once(' ').map(|(rank, code)| (rank.parse(), code.parse())) {
-        None => {
-            // One is enough. If it came too late, the receiver has gone.
-            let _ = addresses.try_send(line.to_owned());
-        }
-        Some((Ok(rank), Ok(code))) => {
-            events.tell(Event::Abort { rank, code });
-        }
-        Some(_) => log::warn!("the ranks' process manager says {:?}", tofu_ui::printable(line)),
+    if !line.contains(' ') {
+        // One is enough. If it came too late, the receiver has gone.
+        let _ = addresses.try_send(line.to_owned());
+    } else if let Ok(report) = line.parse() {
+        events.tell(Event::Reported(report));
+    } else {
+        log::warn!("the ranks' process manager says {:?}", tofu_ui::printable(line));
     }
 }
 
@@ -246,6 +244,7 @@ mod tests {
     use super::*;
     use crate::job::Control;
     use std::time::Instant;
+    use tofu_agent::pmi::Report;
 
     #[test]
     fn process_manager_output_is_parsed() {
@@ -253,15 +252,15 @@ mod tests {
         let control = Control::new(Duration::ZERO).unwrap();
         let events = control.teller();
         take_line("10.84.0.1:40000", &addresses, &events);
-        take_line("3 -1", &addresses, &events);
+        take_line("3 aborted -1", &addresses, &events);
         take_line("what else", &addresses, &events);
         assert_eq!(got_addresses.try_iter().collect::<Vec<_>>(), ["10.84.0.1:40000"]);
-        assert!(matches!(control.next(None), Ok(Some(Event::Abort { rank: 3, code: -1 }))));
+        assert!(matches!(control.next(None), Ok(Some(Event::Reported(Report::Aborted(3, -1))))));
         let now = Some(Instant::now());
         assert!(matches!(control.next(now), Ok(None)));
         // Events of an earlier start are ignored.
         control.again();
-        events.tell(Event::Abort { rank: 3, code: -1 });
+        events.tell(Event::Reported(Report::Aborted(3, -1)));
         assert!(matches!(control.next(now), Ok(None)));
     }
 }

@@ -22,6 +22,7 @@ use std::thread;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
+use tofu_agent::pmi::Report;
 
 /// The command of a program that starts itself again as that process. It must call [`serve`].
 pub const COMMAND: &str = "pmix-server";
@@ -69,8 +70,8 @@ enum Said {
     Ready(Vec<Variables>),
     /// It does not.
     Failed(String),
-    /// A rank wants the job to end with this code.
-    Abort { rank: u32, code: i32 },
+    /// Something has happened to a rank.
+    Reported(Report),
 }
 
 /// The process, which ends when this is dropped.
@@ -83,8 +84,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `command`, which calls [`serve`]. `on_abort` is called with the rank and the code of
-    /// each abort.
+    /// Starts `command`, which calls [`serve`]. `report` is called with what happens to ranks.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl Server {
     pub fn start(
         mut command: Command,
         layout: &Layout,
-        on_abort: impl Fn(u32, i32) + Send + 'static,
+        report: impl Fn(Report) + Send + 'static,
     ) -> anyhow::Result<Self> {
         // Signals of a terminal are not for it: it would leave its files behind.
         if layout.away.is_some() {
@@ -113,12 +113,12 @@ impl Server {
         match serde_json::from_str(&first)? {
             Said::Ready(variables) => server.variables = variables,
             Said::Failed(why) => bail!("{why}"),
-            Said::Abort { .. } => bail!("the PMIx server does not answer"),
+            Said::Reported(_) => bail!("the PMIx server does not answer"),
         }
         thread::Builder::new().name("pmix".into()).spawn(move || {
             for line in lines.map_while(Result::ok) {
                 match serde_json::from_str(&line) {
-                    Ok(Said::Abort { rank, code }) => on_abort(rank, code),
+                    Ok(Said::Reported(about)) => report(about),
                     _ => log::warn!("the PMIx server says {line:?}"),
                 }
             }

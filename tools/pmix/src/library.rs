@@ -8,14 +8,15 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
+use tofu_agent::pmi::Report;
 use tofu_process as process;
 
 use crate::{Variables, abi};
 
-/// Called with the rank and the code of an abort.
-pub(crate) type OnAbort = Box<dyn Fn(u32, i32) + Send + Sync>;
+/// Called with what happens to ranks.
+pub(crate) type OnReport = Box<dyn Fn(Report) + Send + Sync>;
 /// The library calls functions without data of ours, so there is one server per process.
-static ON_ABORT: OnceLock<OnAbort> = OnceLock::new();
+static ON_REPORT: OnceLock<OnReport> = OnceLock::new();
 
 /// Keys and values for the library, with the memory that they point to.
 #[derive(Default)]
@@ -139,8 +140,8 @@ impl Library {
     }
 
     /// Starts the server of this process.
-    pub(crate) fn start(&self, infos: &Infos, on_abort: OnAbort) -> anyhow::Result<()> {
-        if ON_ABORT.set(on_abort).is_err() {
+    pub(crate) fn start(&self, infos: &Infos, on_report: OnReport) -> anyhow::Result<()> {
+        if ON_REPORT.set(on_report).is_err() {
             bail!("there is a server already");
         }
         let module = Box::leak(Box::new(abi::Module {
@@ -260,24 +261,39 @@ unsafe fn taken(text: *mut c_char) -> CString {
     }
 }
 
+/// Reports about a rank, which the library has called with.
+///
+/// # Safety
+///
+/// It is null or points to a process.
+unsafe fn report(process: *const abi::Proc, of: impl Fn(u32) -> Report) -> abi::Status {
+    // SAFETY: as promised by the caller.
+    if let (Some(process), Some(on_report)) = (unsafe { process.as_ref() }, ON_REPORT.get()) {
+        on_report(of(process.rank));
+    }
+    abi::DONE
+}
+
 unsafe extern "C" fn connected(
-    _: *const abi::Proc,
+    process: *const abi::Proc,
     _: *mut c_void,
     _: *mut abi::Info,
     _: usize,
     _: abi::Ended,
     _: *mut c_void,
 ) -> abi::Status {
-    abi::DONE
+    // SAFETY: the process that has connected.
+    unsafe { report(process, Report::Joined) }
 }
 
 unsafe extern "C" fn finalized(
-    _: *const abi::Proc,
+    process: *const abi::Proc,
     _: *mut c_void,
     _: abi::Ended,
     _: *mut c_void,
 ) -> abi::Status {
-    abi::DONE
+    // SAFETY: the process that has called it.
+    unsafe { report(process, Report::Finalized) }
 }
 
 unsafe extern "C" fn aborted(
@@ -291,10 +307,7 @@ unsafe extern "C" fn aborted(
     _: *mut c_void,
 ) -> abi::Status {
     // SAFETY: null, or the process that has called it.
-    if let (Some(process), Some(report)) = (unsafe { process.as_ref() }, ON_ABORT.get()) {
-        report(process.rank, code);
-    }
-    abi::DONE
+    unsafe { report(process, |rank| Report::Aborted(rank, code)) }
 }
 
 /// All ranks are of this server, so their data is what it has collected.

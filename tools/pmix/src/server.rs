@@ -60,12 +60,12 @@ fn begin(layout: &Layout, files: &Path) -> anyhow::Result<(Library, Vec<Variable
     let library = Library::load(&layout.library)?;
     let mut infos = Infos::default();
     infos.text("pmix.srvr.tmpdir", CString::new(files.as_os_str().as_bytes())?);
-    let on_abort = |rank, code| {
-        if let Err(error) = say(&Said::Abort { rank, code }) {
-            log::warn!("an abort of rank {rank} is not known: {error}");
+    let report = |report| {
+        if let Err(error) = say(&Said::Reported(report)) {
+            log::warn!("a report about a rank is lost ({report}): {error}");
         }
     };
-    library.start(&infos, Box::new(on_abort))?;
+    library.start(&infos, Box::new(report))?;
     let ranks = layout.nodes.iter().map(|(_, ranks)| ranks.len()).sum::<usize>();
     let ranks = u32::try_from(ranks)?;
     library.add_job(&layout.job, ranks, &about(&library, layout, ranks, files)?)?;

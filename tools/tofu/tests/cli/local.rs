@@ -391,6 +391,13 @@ fn aborts_are_reported_in_any_order() {
         let said = program(order);
         assert_eq!((said.code, said.err.as_str()), (Some(7), aborted), "{order}");
     }
+    // Exit codes have eight bits, of which none is set here.
+    let last = "[ $PMI_RANK = 1 ] || exit 0; exec 3<>/dev/tcp/${PMI_PORT%:*}/${PMI_PORT#*:}; \
+                echo cmd=initack pmiid=1 >&3; read line <&3; \
+                (sleep 0.3; echo cmd=abort exitcode=256 >&3) >/dev/null 2>&1 & exit 0";
+    let said = jobs.run(&["--mpi", "-n", "2", "bash", "-c", last]);
+    let aborted = "tofu: rank 1 at (0,0,0,1,0,0) has aborted the job with code 256\n";
+    assert_eq!((said.code, said.err.as_str()), (Some(1), aborted));
     // One that does not abort has failed.
     let said = program(":");
     let failed = "tofu: rank 1 at (0,0,0,1,0,0) has failed with exit code 3\n";
