@@ -183,11 +183,13 @@ pub(crate) fn play(
         None => {
             let found = stage.leftovers(&before, report);
             if let Err(error) = found.and_then(|()| stage.timers(report)) {
-                const AFTER: &str = "look at what is left";
-                report.warn(format!("in a {AFTER}: {error:#}"));
+                const AFTER: &str = "a look at what is left";
+                report.warn(format!("in {AFTER}: {error:#}"));
                 report.lost_node = true;
-                // A kernel that has trouble with it says so, if it still can.
-                let _ = stage.log(AFTER, report);
+                // A kernel that has trouble with it says so, if it still can, or on its console.
+                if let Err(error) = stage.log(AFTER, report) {
+                    report.warn(format!("in {AFTER}: {error:#}"));
+                }
             }
             report.explain(subject.leaves_out());
         }
