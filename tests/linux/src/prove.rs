@@ -18,9 +18,11 @@ pub enum Named {
     Scene(&'static str, &'static str),
     /// A kernel that has crashed, wherever it was noticed: code that has gone is called later.
     Crash,
+    /// Nothing, as no scene meets it yet.
+    Unmet,
 }
 
-use Named::{Crash, Left, Rule, Scene, Warning};
+use Named::{Crash, Left, Rule, Scene, Unmet, Warning};
 
 /// Words of a kernel that has crashed.
 const CRASHES: [&str; 4] = ["Kernel panic", "Oops", "BUG:", "Unable to handle"];
@@ -64,6 +66,9 @@ pub fn missed(name: &str, named: &Named, report: &Value) -> Option<String> {
         lines.any(|line| line.starts_with(begin) && line.ends_with(end))
     };
     let found = match named {
+        Unmet => {
+            return (report["ok"] != true).then(|| format!("{name} is named now: {report:#}"));
+        }
         Rule(id) => broken(report).contains(id),
         Left(with) => begins("left", with),
         Warning(with) => begins("warnings", with),

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tofu_linux_tests::prove::Named::{self, Crash, Left, Rule, Scene, Warning};
+use tofu_linux_tests::prove::Named::{self, Crash, Left, Rule, Scene, Unmet, Warning};
 use tofu_linux_tests::prove::{PLAIN, broken, missed, nothing_runs, prove, report};
 use tofu_linux_tests::{PATIENCE, Place, driver};
 
@@ -238,7 +238,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "never_woken",
         edits: &[("netdev/link.rs", "goes_on && queue.is_stopped()", "false")],
-        named: Scene("stopped queue", "node 0 "),
+        // The queue is stopped only if the device is thousands of frames behind.
+        named: Unmet,
     },
     Mutation {
         name: "length",

@@ -638,7 +638,8 @@ impl Stage<'_> {
     }
 
     /// Packets and a stream while the kernel's limit of bytes stops a transmit queue after each
-    /// frame: the driver has to wake it. A driver that does not count bytes has its usual traffic.
+    /// frame, until the driver reports it as sent. A driver that does not count bytes has its usual
+    /// traffic.
     fn stopped_queue(&self) -> Seen {
         let addresses = self.addresses()?;
         let Some(there) = &addresses[1] else {
