@@ -24,8 +24,8 @@ pub enum Named {
 
 use Named::{Crash, Left, Rule, Scene, Unmet, Warning};
 
-/// Words of a kernel that has crashed.
-const CRASHES: [&str; 4] = ["Kernel panic", "Oops", "BUG:", "Unable to handle"];
+/// Words of a kernel that has crashed, or found its heap corrupt before that.
+const CRASHES: [&str; 5] = ["Kernel panic", "Oops", "BUG:", "Unable to handle", "Object corrupt"];
 
 /// Arguments of make for modules without debugging information.
 pub const PLAIN: [&str; 2] = ["CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="];

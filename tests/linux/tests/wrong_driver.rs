@@ -277,7 +277,7 @@ const MUTATIONS: &[Mutation] = &[
             "dev_consume_skb_any(skb);",
             "dev_consume_skb_any(skb); dev_consume_skb_any(skb);",
         )],
-        named: Warning("node 0, in load: #Object corrupt"),
+        named: Crash,
     },
     Mutation {
         name: "page_reused",
