@@ -25,7 +25,7 @@ const SWEEP: u64 = 64 << 20;
 /// Bytes of a huge page: those of x86-64, and of arm64 with pages of 4 KiB.
 const HUGE: u64 = 2 << 20;
 /// The least bytes of a piece that begins a huge page of the file, if the system makes such pages:
-/// an IOMMU maps contiguous memory at once. The next pieces use the rest of it.
+/// an IOMMU maps contiguous memory at once. The next pieces use the rest of the page.
 const LARGE: u64 = 256 << 10;
 /// Bytes that the stack must have below the caller that registers memory: pages of a file do not
 /// grow.
@@ -74,12 +74,33 @@ struct Pages {
     file: OwnedFd,
     /// Device and inode, as /proc/self/maps has them.
     name: (u64, u64),
-    /// The end of the pieces in the file, in bytes.
-    end: u64,
-    /// The size of the file, in bytes.
-    size: u64,
-    /// The end of the file when pages were given back last.
+    extent: Extent,
+    /// The end of the pieces when pages were given back last.
     swept: u64,
+}
+
+/// The part of the file that is in use, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Extent {
+    /// The end of the pieces.
+    end: u64,
+    /// The size of the file. What is left of it behind the pieces belongs to a huge page.
+    size: u64,
+}
+
+impl Extent {
+    /// Places a piece of this length behind the others, and returns its offset.
+    fn place(&mut self, len: u64) -> u64 {
+        let is_large = len >= LARGE;
+        let begins_a_page = is_large && self.end == self.size;
+        let offset = if begins_a_page { self.end.next_multiple_of(HUGE) } else { self.end };
+        self.end = offset + len;
+        if self.end > self.size {
+            // The system makes huge pages only of what the file has as a whole.
+            self.size = if is_large { self.end.next_multiple_of(HUGE) } else { self.end };
+        }
+        offset
+    }
 }
 
 /// A part of the address space that is mapped in one way.
@@ -146,13 +167,13 @@ struct Piece {
     moves: bool,
 }
 
-/// The parts of `start` to `end`, for a file of this name whose pieces end at `file_end`.
+/// The parts of `start` to `end`, for a file of this name, in which they are placed.
 fn pieces(
     areas: &[Area],
     (start, end): (u64, u64),
     read_only: bool,
     name: (u64, u64),
-    mut file_end: u64,
+    extent: &mut Extent,
 ) -> Result<Vec<Piece>, ShareError> {
     let mut at = start;
     let mut pieces = Vec::new();
@@ -166,15 +187,10 @@ fn pieces(
         if part.shared && part.name != name {
             return Err(ShareError::Foreign);
         }
-        let len = part.end - part.start;
         let offset = match moves {
-            true if len >= LARGE => file_end.next_multiple_of(HUGE),
-            true => file_end,
+            true => extent.place(part.end - part.start),
             false => area.offset + (part.start - area.start),
         };
-        if moves {
-            file_end = offset + len;
-        }
         pieces.push(Piece { area: part, offset, moves });
     }
     if at == end { Ok(pieces) } else { Err(ShareError::Inaccessible) }
@@ -186,26 +202,13 @@ impl Pages {
         let stat = fstat(&file)?;
         let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let name = (u64::from(major) << 32 | u64::from(minor), stat.st_ino);
-        Ok(Self { file, name, end: 0, size: 0, swept: 0 })
-    }
-
-    /// Makes room for pieces.
-    fn grow(&mut self, pieces: &[Piece]) -> io::Result<()> {
-        let (mut end, mut size) = (self.end, self.size);
-        for Piece { area, offset, .. } in pieces.iter().filter(|piece| piece.moves) {
-            end = offset + (area.end - area.start);
-            // The system makes huge pages only of what the file has as a whole.
-            let is_large = end - offset >= LARGE;
-            size = size.max(if is_large { end.next_multiple_of(HUGE) } else { end });
-        }
-        ftruncate(&self.file, size)?;
-        (self.end, self.size) = (end, size);
-        Ok(())
+        Ok(Self { file, name, extent: Extent::default(), swept: 0 })
     }
 
     /// Gives back what the process has unmapped.
     fn sweep(&mut self, areas: &[Area]) {
-        if self.end - self.swept < SWEEP {
+        let end = self.extent.end;
+        if end - self.swept < SWEEP {
             return;
         }
         let own = areas.iter().filter(|area| area.shared && area.name == self.name);
@@ -213,7 +216,7 @@ impl Pages {
             own.map(|own| (own.offset, own.offset + own.end - own.start)).collect();
         used.sort_unstable();
         let mut at = 0;
-        for (start, end) in used.into_iter().chain([(self.end, self.end)]) {
+        for (start, end) in used.into_iter().chain([(end, end)]) {
             if start > at {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 // Pages that cannot be given back stay.
@@ -221,7 +224,7 @@ impl Pages {
             }
             at = at.max(end);
         }
-        self.swept = self.end;
+        self.swept = end;
     }
 }
 
@@ -255,15 +258,17 @@ impl OwnMemory {
         };
         let areas = areas()?;
         pages.sweep(&areas);
-        let parts = pieces(&areas, (start, end), read_only, pages.name, pages.end)?;
-        if parts.iter().any(|piece| piece.moves) {
-            pages.grow(&parts)?;
+        let mut extent = pages.extent;
+        let pieces = pieces(&areas, (start, end), read_only, pages.name, &mut extent)?;
+        if extent != pages.extent {
+            ftruncate(&pages.file, extent.size)?;
+            pages.extent = extent;
             let with_stack = has_stack(&areas, start, end);
             // SAFETY: as promised to this function.
-            unsafe { move_all(&pages.file, &parts, with_stack)? };
+            unsafe { move_all(&pages.file, &pieces, with_stack)? };
         }
         let mut runs: Vec<(u64, u64)> = Vec::new();
-        for Piece { area, offset, .. } in parts {
+        for Piece { area, offset, .. } in pieces {
             let len = area.end - area.start;
             match runs.last_mut() {
                 Some(last) if last.0 + last.1 == offset => last.1 += len,
@@ -435,21 +440,24 @@ mod tests {
 
     #[test]
     fn large_pieces_begin_huge_pages() {
-        let line = "10000000-20000000 rw-p 00000000 00:00 0";
-        let areas = [Area::parse(line).unwrap()];
-        let mut pages = Pages::new().unwrap();
-        let mut place = |len: u64| {
-            let range = (0x1000_0000, 0x1000_0000 + len);
-            let pieces = pieces(&areas, range, false, pages.name, pages.end).unwrap();
-            pages.grow(&pieces).unwrap();
-            (pieces[0].offset, fstat(&pages.file).unwrap().st_size as u64)
-        };
+        let mut extent = Extent::default();
+        let mut place = |len: u64| (extent.place(len), extent.size);
         assert_eq!(place(0x1000), (0, 0x1000));
         assert_eq!(place(LARGE), (HUGE, 2 * HUGE));
         // They use the rest of a huge page.
         assert_eq!(place(0x3000), (HUGE + LARGE, 2 * HUGE));
-        assert_eq!(place(3 * HUGE), (2 * HUGE, 5 * HUGE));
-        assert_eq!(place(0x1000), (5 * HUGE, 5 * HUGE + 0x1000));
+        assert_eq!(place(3 * HUGE - LARGE - 0x3000), (HUGE + LARGE + 0x3000, 4 * HUGE));
+        assert_eq!(place(3 * HUGE), (4 * HUGE, 7 * HUGE));
+        assert_eq!(place(0x1000), (7 * HUGE, 7 * HUGE + 0x1000));
+    }
+
+    #[test]
+    fn many_large_pieces_take_little_more_than_their_bytes() {
+        let mut extent = Extent::default();
+        for _ in 0..1000 {
+            extent.place(LARGE + 0x1000);
+        }
+        assert!(extent.size < 1000 * (LARGE + 0x1000) + HUGE, "{extent:?}");
     }
 
     #[test]
