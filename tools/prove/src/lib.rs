@@ -37,8 +37,8 @@ pub use crate::report::{Outcome, Report};
 pub use crate::stacks::{Called, Stack};
 pub use crate::subject::Subject;
 
+use crate::leftovers::Kept;
 use crate::nodes::Nodes;
-use crate::scenes::Before;
 use crate::stacks::Stacks;
 
 /// Two neighbours.
@@ -110,17 +110,16 @@ fn proved(
         let nodes = |start| Nodes::new(lab, options.patience, start + options.limit);
         let before = match reports.last_mut() {
             Some(last) => scenes::clear(&subjects[i - 1].1, last, &nodes(start), &mut stacks)?,
-            None => Before::New,
+            None => None,
         };
-        let is_new = matches!(before, Before::New);
+        let is_new = before.is_none();
         let mut report = life((name, subject), options, lab, (&nodes(start), before), &mut stacks);
         if !is_new && report.as_ref().map_or(true, Report::has_not_begun) {
             // Something that the driver before has left may have done it.
             nodes(start).restart()?;
             stacks.restarted();
             start = Instant::now();
-            let new = (&nodes(start), Before::New);
-            report = life((name, subject), options, lab, new, &mut stacks);
+            report = life((name, subject), options, lab, (&nodes(start), None), &mut stacks);
         }
         let mut report = report?;
         let is_broken = report.broken().next().is_some();
@@ -142,7 +141,7 @@ fn life(
     (name, subject): (&str, &Subject),
     options: &Options,
     lab: &Lab,
-    nodes: (&Nodes, Before),
+    nodes: (&Nodes, Option<[Kept; 2]>),
     stacks: &mut Stacks<'_>,
 ) -> anyhow::Result<Report> {
     let mut report = Report::new(name.to_owned(), &lab.monitor);

@@ -131,15 +131,8 @@ const PROGRAM: [Scene; 4] = [
     run("run after that", |s| s.program()),
 ];
 
-/// The state of the nodes before a driver.
-pub(crate) enum Before {
-    /// They have just booted, with our own driver.
-    New,
-    /// They keep nothing but these things of drivers before.
-    Cleared(Option<[Kept; 2]>),
-}
-
-/// Plays all scenes, and writes them into the report.
+/// Plays all scenes, and writes them into the report. `before` is what the nodes keep of drivers
+/// before; without it they are new, and have our own driver.
 ///
 /// # Errors
 ///
@@ -147,7 +140,7 @@ pub(crate) enum Before {
 pub(crate) fn play(
     subject: &Subject,
     options: &Options,
-    (nodes, before): (&Nodes, Before),
+    (nodes, before): (&Nodes, Option<[Kept; 2]>),
     (report, stacks): (&mut Report, &mut Stacks<'_>),
     say: &mut dyn FnMut(&SceneReport) -> io::Result<()>,
 ) -> anyhow::Result<()> {
@@ -200,7 +193,8 @@ pub(crate) fn play(
 }
 
 /// Makes the nodes as they were before a driver, for the next one: if it has left nothing in their
-/// kernels, by a reset of the device, or else by new nodes.
+/// kernels, by a reset of the device, or else by new nodes. Returns what the nodes keep, unless they
+/// are new.
 ///
 /// # Errors
 ///
@@ -210,8 +204,10 @@ pub(crate) fn clear(
     report: &mut Report,
     nodes: &Nodes,
     stacks: &mut Stacks<'_>,
-) -> anyhow::Result<Before> {
-    if !report.is_untidy() {
+) -> anyhow::Result<Option<[Kept; 2]>> {
+    if !report.is_untidy()
+        && let Some(kept) = report.kept.take()
+    {
         let name = subject.module().unwrap_or_default();
         let script = format!(
             "! grep -q '^{name} ' /proc/modules && {{ {DEVICE}[ ! -e $D/driver ] && \
@@ -219,12 +215,12 @@ pub(crate) fn clear(
              while [ $(cat $D/enable) != 0 ]; do echo 0 >$D/enable || exit; done; }}; }}"
         );
         if nodes.both(&script).is_ok_and(|said| said.iter().all(|said| said.ok)) {
-            return Ok(Before::Cleared(report.kept.take()));
+            return Ok(Some(kept));
         }
     }
     nodes.restart()?;
     stacks.restarted();
-    Ok(Before::New)
+    Ok(None)
 }
 
 /// The shortest time in what ping says, in milliseconds; 0 if it says none.
@@ -290,7 +286,7 @@ impl Stage<'_> {
 
     /// Gives the device to nothing, and copies what is needed. Returns what the nodes
     /// keep without it.
-    fn prepare(&self, before: Before) -> anyhow::Result<[Kept; 2]> {
+    fn prepare(&self, before: Option<[Kept; 2]>) -> anyhow::Result<[Kept; 2]> {
         if let Some((path, bytes)) = self.subject.file() {
             self.nodes.copy(&path, bytes)?;
         }
@@ -300,7 +296,7 @@ impl Stage<'_> {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             self.nodes.copy(&format!("/tmp/{name}"), &bytes)?;
         }
-        if self.subject.module().is_some() && matches!(before, Before::New) {
+        if self.subject.module().is_some() && before.is_none() {
             // On a busy host a node may be ready before it has loaded it.
             let script = "for i in $(seq 200); do rmmod tofu 2>/dev/null && exit; sleep 0.1; done; \
                           rmmod tofu 2>&1";
@@ -308,10 +304,7 @@ impl Stage<'_> {
         }
         let clear = format!("rm -f {LOADED}; dmesg -c >/dev/null");
         self.nodes.both_must(&clear)?;
-        match before {
-            Before::Cleared(Some(kept)) => Ok(kept),
-            _ => Kept::of(self.nodes, self.subject),
-        }
+        before.map_or_else(|| Kept::of(self.nodes, self.subject), Ok)
     }
 
     /// Looks through the kernels' logs, and empties them.
@@ -645,41 +638,48 @@ impl Stage<'_> {
         let Some(there) = &addresses[1] else {
             return Ok("the driver has no network interface".into());
         };
-        let limits = format!("{DEVICE}for L in $D/net/*/queues/tx-*/byte_queue_limits/limit_max");
-        let lower = format!("{limits}; do cat $L && echo 1 >$L; done 2>/dev/null; true");
-        let before = self.nodes.both_must(&lower)?;
-        let passes = || {
+        self.while_set("*/queues/tx-*/byte_queue_limits/limit_max", 1, |_| {
             self.pings(&addresses)?;
             self.burst(there, 100)?;
             self.stream(there)
-        };
-        let result = passes();
+        })?;
+        Ok(String::new())
+    }
+
+    /// Sets these files of both nodes' network interfaces for the time of `act`, which learns
+    /// whether that is possible.
+    fn while_set(
+        &self,
+        files: &str,
+        value: u64,
+        act: impl FnOnce(bool) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let set = format!(
+            "{DEVICE}R=0; for F in $D/net/{files}; do echo $F $(cat $F); echo {value} >$F || R=1; \
+             done 2>/dev/null; exit $R"
+        );
+        let before = self.nodes.both(&set)?;
+        let result = act(before.iter().all(|said| said.ok));
         for (node, said) in NODES.into_iter().zip(&before) {
-            let limit = said.text.lines().next().and_then(|line| line.trim().parse::<u64>().ok());
-            if let Some(bytes) = limit {
-                self.nodes.run(node, &format!("{limits}; do echo {bytes} >$L; done"))?;
+            let fields = said.text.lines().filter_map(|line| line.split_once(' '));
+            let numbers = fields.filter(|(_, before)| before.parse::<u64>().is_ok());
+            let back: String =
+                numbers.map(|(file, before)| format!("echo {before} >{file}; ")).collect();
+            if !back.is_empty() {
+                self.nodes.run(node, &back)?;
             }
         }
-        result.map(|()| String::new())
+        result
     }
 
     /// More of them, as one frame each, if the interfaces take such frames: a driver may handle
     /// them in another way, by queues that otherwise have little to do. A quarter of the smallest
     /// queue's entries are 512, after which a driver may say how far it is.
     fn long_frames(&self, to: &str) -> anyhow::Result<()> {
-        let mtu = "I=$(ls $D/net | head -n 1); cd /sys/class/net/$I";
-        let raise = format!("{DEVICE}{mtu}; cat mtu; echo 20100 2>/dev/null >mtu");
-        let before = self.nodes.both(&raise)?;
-        let result = match before.iter().all(|said| said.ok) {
+        self.while_set("$(ls $D/net | head -n 1)/mtu", 20100, |is_set| match is_set {
             true => self.burst(to, 600),
             false => Ok(()),
-        };
-        for (node, said) in NODES.into_iter().zip(&before) {
-            if let Ok(bytes) = said.text.trim().parse::<u32>() {
-                self.nodes.run(node, &format!("{DEVICE}{mtu}; echo {bytes} >mtu"))?;
-            }
-        }
-        result
+        })
     }
 
     /// A stream of 4 MiB from node 0, which arrives as it was.

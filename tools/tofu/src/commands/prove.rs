@@ -43,7 +43,7 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "FILE")]
     copy: Vec<PathBuf>,
 
-    /// Only load, traffic, interface down and up, reset, faults and unload
+    /// Only load, traffic, stopped queue, interface down and up, reset, faults and unload
     #[arg(long)]
     quick: bool,
 
