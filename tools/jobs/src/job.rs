@@ -584,7 +584,11 @@ impl JobWatch {
 
     fn reported(&mut self, report: Report) -> io::Result<()> {
         match report {
-            Report::Joined(rank) => drop(self.members.insert(rank)),
+            // A node's programs can say that they are ranks that the job does not have.
+            Report::Joined(rank) if (rank as usize) < self.ranks.len() => {
+                self.members.insert(rank);
+            }
+            Report::Joined(_) => {}
             Report::Finalized(rank) => {
                 self.members.remove(&rank);
                 if self.has_succeeded() && self.members.is_empty() {
