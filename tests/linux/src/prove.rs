@@ -18,14 +18,16 @@ pub enum Named {
     Scene(&'static str, &'static str),
     /// A kernel that has crashed, wherever it was noticed: code that has gone is called later.
     Crash,
+    /// Any of these, where it depends on the time which of them it is.
+    Any(&'static [Named]),
     /// Nothing, as no scene meets it yet.
     Unmet,
 }
 
-use Named::{Crash, Left, Rule, Scene, Unmet, Warning};
+use Named::{Any, Crash, Left, Rule, Scene, Unmet, Warning};
 
-/// Words of a kernel that has crashed, or found its heap corrupt before that.
-const CRASHES: [&str; 5] = ["Kernel panic", "Oops", "BUG:", "Unable to handle", "Object corrupt"];
+/// Words of a kernel that has crashed.
+const CRASHES: [&str; 4] = ["Kernel panic", "Oops", "BUG:", "Unable to handle"];
 
 /// Arguments of make for modules without debugging information.
 pub const PLAIN: [&str; 2] = ["CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="];
@@ -60,15 +62,24 @@ pub fn nothing_runs(place: &Place) {
 
 /// A line about the report about a wrong driver, if it does not name what it should.
 pub fn missed(name: &str, named: &Named, report: &Value) -> Option<String> {
+    let is_ok = report["ok"] == true;
+    if let Unmet = named {
+        return (!is_ok).then(|| format!("{name} is named now: {report:#}"));
+    }
+    (is_ok || !has(report, named)).then(|| {
+        let parts = ["scenes", "left", "warnings"].map(|part| &report[part]);
+        format!("{name}: {:?} {parts:?}", broken(report))
+    })
+}
+
+/// Returns true if a report has what names a driver.
+fn has(report: &Value, named: &Named) -> bool {
     let begins = |list: &str, with: &str| {
         let mut lines = report[list].as_array().unwrap().iter().filter_map(Value::as_str);
         let (begin, end) = with.split_once('#').unwrap_or((with, ""));
         lines.any(|line| line.starts_with(begin) && line.ends_with(end))
     };
-    let found = match named {
-        Unmet => {
-            return (report["ok"] != true).then(|| format!("{name} is named now: {report:#}"));
-        }
+    match named {
         Rule(id) => broken(report).contains(id),
         Left(with) => begins("left", with),
         Warning(with) => begins("warnings", with),
@@ -81,9 +92,7 @@ pub fn missed(name: &str, named: &Named, report: &Value) -> Option<String> {
             let found = scenes.find(|found| found["name"] == *scene).unwrap();
             found["says"].as_str().unwrap().starts_with(with)
         }
-    };
-    (report["ok"] == true || !found).then(|| {
-        let parts = ["scenes", "left", "warnings"].map(|part| &report[part]);
-        format!("{name}: {:?} {parts:?}", broken(report))
-    })
+        Any(all) => all.iter().any(|named| has(report, named)),
+        Unmet => false,
+    }
 }
