@@ -193,8 +193,8 @@ pub(crate) fn play(
 }
 
 /// Makes the nodes as they were before a driver, for the next one: if it has left nothing in their
-/// kernels, by a reset of the device, or else by new nodes. Returns what the nodes keep, unless they
-/// are new.
+/// kernels, by a reset of the device, or else by new nodes. Returns what the nodes keep, unless
+/// they are new.
 ///
 /// # Errors
 ///
