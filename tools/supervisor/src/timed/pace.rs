@@ -309,8 +309,9 @@ impl Paces {
             }
         }
         if let Some(stands) = self.stop.stands(&any.turn) {
-            self.freeze(guests);
+            // First, so that a guest that sees it comes after the report.
             self.stop.note(&stands);
+            self.freeze(guests);
         }
     }
 
