@@ -704,6 +704,20 @@ mod tests {
         assert!(said.contains("a.o -lgfortran -L"), "{said}");
     }
 
+    #[test]
+    fn mpifrt_gives_no_preprocessor_option_to_the_wrapper() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = fs::canonicalize(folder.path()).unwrap();
+        write_mpi_here(&here).unwrap();
+        write_script(&here.join("others"), "mpifort.mpich", "#!/bin/sh\necho $*\n").unwrap();
+        let path = format!("{}/others/bin:/usr/bin:/bin", here.display());
+        for compiler in ["mpifrtpx", "mpifrt"] {
+            let mut command = Command::new(here.join("bin").join(compiler));
+            let said = command.args(["-M", "mods", "a.f90"]).env("PATH", &path).output().unwrap();
+            assert_eq!(String::from_utf8(said.stdout).unwrap().trim_end(), "-J mods a.f90");
+        }
+    }
+
     /// Programs as older compilers and Fujitsu's linker took them.
     #[test]
     fn programs_compile_here_as_on_fugaku() {
