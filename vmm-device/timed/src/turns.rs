@@ -231,17 +231,23 @@ impl Turns {
 
     fn pass_on(&self, state: &mut State) {
         let next = loop {
-            self.hear(state);
+            let awaited = self.hear(state);
             let times = state.programs.iter().map(Program::next);
             let next = times.zip(0..).filter_map(|(at, program)| Some((at?, program))).min();
             let limit = next.map_or(Ps::MAX, |(at, _)| at).min(state.stop.unwrap_or(Ps::MAX));
             // Input from outside never ends.
             let ends = next.is_none() && !self.engine.is_busy();
-            if ends || !self.engine.step_until(limit) {
+            if ends {
                 break next;
             }
-            self.note_events(state);
-            self.note_command(state);
+            if self.engine.step_until(limit) {
+                self.note_events(state);
+                self.note_command(state);
+            } else if self.awaited(state) == awaited {
+                break next;
+            }
+            // The network may have done something without an effect at a node. Others then wait for
+            // a later time, of which programs that have passed the previous one must know.
         };
         let frozen = state.programs.iter().any(|program| program.wish == Wish::Frozen);
         if let Some(stop) = state.stop
@@ -273,8 +279,22 @@ impl Turns {
 
     /// Reads the times that programs which are away have reached. If another program waits for a
     /// time that they have not passed yet, they report when they have passed it.
-    fn hear(&self, state: &mut State) {
-        let Some(away) = &self.away else { return };
+    /// Returns that time.
+    fn hear(&self, state: &mut State) -> Option<Ps> {
+        let away = self.away.as_ref()?;
+        let awaited = self.awaited(state);
+        away.report_at(awaited.map_or(Ps::MAX, |at| at.saturating_add(1)));
+        for (program, number) in state.programs.iter_mut().zip(0..) {
+            if let Wish::Away { least, .. } = &mut program.wish {
+                *least = away.reached(number).max(*least);
+            }
+        }
+        awaited
+    }
+
+    /// The first time for which a program waits that is not away, if others may be.
+    fn awaited(&self, state: &State) -> Option<Ps> {
+        self.away.as_ref()?;
         let waits = |program: &Program| match program.wish {
             Wish::Turn => program.next(),
             Wish::Event { .. } => {
@@ -282,13 +302,7 @@ impl Turns {
             }
             Wish::Away { .. } | Wish::Runs | Wish::Frozen | Wish::Ended => None,
         };
-        let awaited = state.programs.iter().filter_map(waits).min();
-        away.report_at(awaited.map_or(Ps::MAX, |at| at.saturating_add(1)));
-        for (program, number) in state.programs.iter_mut().zip(0..) {
-            if let Wish::Away { least, .. } = &mut program.wish {
-                *least = away.reached(number).max(*least);
-            }
-        }
+        state.programs.iter().filter_map(waits).min()
     }
 
     /// The bounds of all programs.

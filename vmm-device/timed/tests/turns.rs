@@ -2,7 +2,10 @@
 
 mod common;
 
-use std::sync::Mutex;
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +13,7 @@ use common::machine;
 use proptest::prelude::*;
 use tofu_abi::topology::NodeId;
 use tofu_fabric::Ps;
-use tofu_timed::{Lateness, Stuck, Turn, Turns};
+use tofu_timed::{Away, Bounds, Lateness, Stuck, Turn, Turns};
 
 /// A program's step: it computes for so long, sends a packet to the node so many ahead, or
 /// looks for one at intervals, for a time.
@@ -218,6 +221,57 @@ fn guests_away_from_the_machine_see_the_same() {
     // With steps longer than the lookahead, what comes late is counted.
     let (_, late) = run(5_000_000, [0, 0, 0]);
     assert!(late.count > 0 && late.most > 0 && late.most <= 5_000_000, "{late:?}");
+}
+
+/// The pages of one guest that is away.
+#[derive(Default)]
+struct Pages {
+    reached: AtomicU64,
+    report: AtomicU64,
+}
+
+impl Away for Pages {
+    fn reached(&self, _: usize) -> Ps {
+        self.reached.load(SeqCst)
+    }
+
+    fn report_at(&self, at: Ps) {
+        self.report.store(at, SeqCst);
+    }
+
+    fn apart(&self) -> Ps {
+        1_000_000
+    }
+
+    fn tell(&self, _: &[Bounds]) {}
+}
+
+/// A packet on its way through the network changes the time that others wait for, also when it has
+/// no effect at a node yet. Guests which have passed the previous one would never report.
+#[test]
+fn report_follows_what_the_network_does() {
+    let mut machine = machine("1x1x1x2x3x1", Box::new(|_| {}));
+    let to = machine.to(0, 4);
+    let pages = Arc::new(Pages::default());
+    let away: Arc<dyn Away> = Arc::clone(&pages) as _;
+    let turns = Turns::start_away(&machine.engine, &[NodeId(0), NodeId(4)], away);
+    let [sends, sleeps]: [Turn; 2] = turns.try_into().unwrap();
+    let start = sends.begin().unwrap();
+    machine.ends[0].send(&to, &[&[1; 1000]], 0).unwrap();
+    sends.leave(start + 1);
+    sleeps.begin().unwrap();
+    sleeps.ask_look(300, Ps::MAX);
+    let mut reports = BTreeSet::new();
+    for at in (start..).step_by(10_000).take_while(|_| sends.holder().is_none()) {
+        pages.reached.store(at, SeqCst);
+        sends.heard();
+        let report = pages.report.load(SeqCst);
+        // Nothing has happened in between.
+        sends.heard();
+        assert_eq!(pages.report.load(SeqCst), report, "at {at}");
+        reports.insert(report);
+    }
+    assert!(reports.len() > 2, "{reports:?}");
 }
 
 #[test]
