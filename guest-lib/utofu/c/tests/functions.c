@@ -135,10 +135,17 @@ static void paths(void)
     IS(target, (b_id & ~0xf0000000ULL) | 0xc0000000);
     OK(utofu_get_path_id(target, path, &id));
     IS(id, 0);
+    /* Through the A, B, C of the node that calls: a detour by another node would share its links
+     * with others' packets. */
     OK(utofu_set_vcq_id_path(&target, NULL));
     IS(target, b_id & ~0xf0000000ULL);
     OK(utofu_get_path_id(target, path, &id));
     IS(id, 12);
+    OK(tofu_inproc_select(1));
+    utofu_vcq_id_t back = a_id;
+    OK(utofu_set_vcq_id_path(&back, NULL));
+    IS(back, (a_id & ~0xf0000000ULL) | (utofu_vcq_id_t)PEER << 28);
+    OK(tofu_inproc_select(0));
     path[0] = UTOFU_PATH_COORD_NULL;
     OK(utofu_get_path_id(target, path, &id));
     IS(id, 0);

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use tofu_abi::Path;
+use tofu_abi::{Coords, Path};
 use tofu_utofu::Error;
 use tofu_utofu::ids::{PATH_COORD_NULL, VcqId};
 
@@ -21,7 +21,8 @@ unsafe fn path(coords: *const u8) -> Result<Option<Path>, Error> {
 }
 
 /// Gives a VCQ ID another path: three bytes, A B C. Null, or `UTOFU_PATH_COORD_NULL` in the first
-/// byte, means the path through 0, 0, 0, unless that is known to meet a dead link.
+/// byte, means the path through the A, B, C of the node that calls, which is a shortest one, unless
+/// that is known to meet a dead link; 0, 0, 0 if the process has no device.
 ///
 /// # Safety
 ///
@@ -43,7 +44,11 @@ pub unsafe extern "C" fn utofu_set_vcq_id_path(vcq_id: *mut u64, path_coords: *m
                 link_state::choose(id.coords(), path);
                 path
             }
-            None => link_state::path(id.coords(), Path::new(0, 0, 0), process::here),
+            None => {
+                let here = process::here();
+                let shortest = here.map_or(Path::new(0, 0, 0), Coords::default_path);
+                link_state::path(id.coords(), shortest, || here)
+            }
         };
         out.set(id.with_path(Some(path))?.0);
         Ok(())
