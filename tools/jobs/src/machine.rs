@@ -349,8 +349,9 @@ impl Own {
         if spec.mpi && !modelled {
             command.args(["--net", "lan"]);
         }
-        if mpi.is_some() {
-            command.args(["--memory", MPI_MEMORY]);
+        let memory = spec.own.memory.map(|memory| memory.to_string());
+        if let Some(memory) = memory.as_deref().or(mpi.is_some().then_some(MPI_MEMORY)) {
+            command.args(["--memory", memory]);
         }
         command.stdout(Stdio::piped());
         let child = command.spawn().context("cannot start a process for the machine")?;

@@ -7,7 +7,7 @@ use tofu_control::MachineName;
 use tofu_jobs::{JobShape, JobSpec, Libs, RankOrder, Variable};
 use tofu_jtofu::LogicalShape;
 use tofu_spec::MachineSpec;
-use tofu_spec::units::{Driver, ImageName, Interconnect, LinkMode, Timeout};
+use tofu_spec::units::{Driver, ImageName, Interconnect, LinkMode, MemorySize, Timeout};
 
 use crate::options::{ClockArgs, choice};
 
@@ -115,6 +115,14 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "machine")]
     image: Option<ImageName>,
 
+    /// Memory of each node of a machine that is started for the run, such as 1GiB [default: 256MiB,
+    /// more for MPI]
+    ///
+    /// Half of it can be registered with the kernel driver; memory that is registered for several
+    /// TNIs counts for each.
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["machine", "local"])]
+    memory: Option<MemorySize>,
+
     /// The owner of the device in the nodes of a machine that is started for the run: tofu, vfio or
     /// auto, as for `tofu up`
     #[arg(
@@ -204,6 +212,7 @@ impl From<RunArgs> for JobSpec {
             own: args.time.over(MachineSpec {
                 generation: args.generation,
                 image: args.image,
+                memory: args.memory,
                 driver: args.driver,
                 links: args.links,
                 ..MachineSpec::default()

@@ -341,7 +341,7 @@ fn register_error(error: RegisterError) -> Error {
         RegisterError::Memory => Error::new(
             Code::OutOfMemory,
             what,
-            "no more can be pinned for this user: see `ulimit -l`",
+            "no more can be pinned: see `ulimit -l`; all processes have half of the node's memory",
         ),
         RegisterError::Stopped => {
             let hint = "the queue's memory was unmapped, or the queue is a parent process's";
