@@ -127,9 +127,10 @@ impl CommandTiming {
             // Requests and acknowledgements carry no data, and signals stay in the interface.
             Body::Get { .. } | Body::Signal(_) => return 0,
             Body::Armw { request, .. } => (true, self.far(request.remote.cqid())),
-            Body::PutAck { answer } | Body::ArmwAck { answer, .. } => {
-                (true, self.far(answer.tag.cq.get()))
-            }
+            // The target's interface can answer a Put that has arrived while it delivers the data.
+            // The model answers after that, so its answer is delivered in no time.
+            Body::PutAck { .. } => return 0,
+            Body::ArmwAck { answer, .. } => (true, self.far(answer.tag.cq.get())),
             Body::GetData { answer, .. } => (false, self.far(answer.tag.cq.get())),
             Body::Frame { .. } => (false, 0),
         };

@@ -2,8 +2,8 @@
 # Compiles and links MPI programs for `tofu run --local` with the host's MPI and the options of
 # Fujitsu's compilers. `tofu sdk --mpi` writes one for nodes instead.
 here=$(cd "$(dirname "$0")/.." && pwd) || exit
-# The folder of Fortran's modules: for Open MPI's mpifort -M is the preprocessor's option, with which
-# it links nothing.
+# The folder of Fortran's modules. For Open MPI's mpifort, -M is the preprocessor's option, with
+# which it links nothing.
 for word; do
     shift
     [ "@compiler@$word" = frt-M ] && word=-J
