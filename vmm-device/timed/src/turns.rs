@@ -243,11 +243,13 @@ impl Turns {
             if self.engine.step_until(limit) {
                 self.note_events(state);
                 self.note_command(state);
-            } else if self.awaited(state) == awaited {
+                continue;
+            }
+            // The network may have done something without an effect at a node. If others now wait
+            // for a later time, programs that have passed the previous one must know.
+            if self.awaited(state) == awaited {
                 break next;
             }
-            // The network may have done something without an effect at a node. Others then wait for
-            // a later time, of which programs that have passed the previous one must know.
         };
         let frozen = state.programs.iter().any(|program| program.wish == Wish::Frozen);
         if let Some(stop) = state.stop
