@@ -56,6 +56,8 @@ pub(crate) struct Outstanding {
     deadline_ns: u64,
     /// Order in which the commands were started.
     sequence: u64,
+    /// Its TCQ entry is written, as its data has been sent.
+    sent: bool,
 }
 
 inspect!(Outstanding {
@@ -66,6 +68,7 @@ inspect!(Outstanding {
     local as Code,
     deadline_ns as time,
     sequence,
+    sent,
 });
 
 /// The result of a part of a command, or of all of it.
@@ -331,6 +334,7 @@ impl Completions {
             local: Rcode::SUCCESS,
             deadline_ns,
             sequence: self.next_sequence,
+            sent: false,
         };
         self.next_sequence += 1;
         self.window[usize::from(index)] = Some(command);
@@ -343,6 +347,18 @@ impl Completions {
             .get_mut(usize::from(tag.index))?
             .as_mut()
             .filter(|command| command.generation() == tag.generation)
+    }
+
+    /// Writes the TCQ entry of a command whose data has been read and sent, unless it has ended.
+    /// Its notice comes with the answers.
+    pub(crate) fn sent(&mut self, tag: Tag, w: &mut Writer<'_>) {
+        let Some(command) = self.find(tag) else { return };
+        if command.sent || !command.local.is_success() {
+            return;
+        }
+        command.sent = true;
+        let (slot, message) = (command.slot, command.message);
+        self.complete(slot, Rcode::SUCCESS, message.length, message.header1.interrupt(), w);
     }
 
     /// Counts `n` bytes of a command as answered, and ends it if these were the last. Otherwise its
@@ -380,7 +396,7 @@ impl Completions {
         let Some(place) = self.window.get_mut(usize::from(index)) else { return };
         let Some(command) = place.as_ref() else { return };
         // What is needed of it: all of it is large, and moved only if it has failed.
-        let &Outstanding { ref message, slot, rcode, local, .. } = command;
+        let &Outstanding { ref message, slot, rcode, local, sent: told, .. } = command;
         let (kind, length, generation) = (message.kind, message.length, command.generation());
         let interrupt = message.header1.interrupt();
         let mut entry = message.last_notice(rcode);
@@ -389,7 +405,9 @@ impl Completions {
         *place = None;
         self.free.push(index);
         let sent = if frame { rcode } else { local };
-        self.complete(slot, sent, length, interrupt, w);
+        if !told {
+            self.complete(slot, sent, length, interrupt, w);
+        }
         if !rcode.is_success()
             && local.is_success()
             && let Some(rule) = of_remote(rcode)

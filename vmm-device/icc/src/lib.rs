@@ -43,7 +43,8 @@
 //! - An answer must carry the tag of an outstanding command, be of the right kind, come from where
 //!   the command went, and refer to a part of its message; others are ignored.
 //! - When all bytes of the message are accounted for, the TCQ entry is written, then the notice.
-//!   The entry has the first error of this end, the notice the first error of either end.
+//!   The entry has the first error of this end, the notice the first error of either end. A carrier
+//!   that knows when a Put has been sent can have its entry written then (`Icc::put_sent`).
 //! - Each command has a deadline, 500 ms from its start and again from each answer to a part of it.
 //!   The tag has the command's sequence number, which continues from one life of a queue to the
 //!   next, so a late answer finds nothing. Lost *requests* need no timeout: the carrier reports
@@ -63,7 +64,8 @@
 //! one of the target's (`Payload::Guest`). The receiver copies from guest memory to guest memory,
 //! once. Piggyback data travels inline. A Get with remote notice is first copied into a buffer
 //! (`Payload::Bytes`), because its notice means that the memory was read and may change. If a guest
-//! changes memory while it is sent, only the data that arrives changes.
+//! changes memory while it is sent, only the data that arrives changes. A carrier that reports a Put
+//! as sent reads the data before (`Body::detach`), as its sender may change it then.
 //!
 //! # Packets
 //!

@@ -63,6 +63,14 @@ impl Icc {
         self.account(self.queue(tni, tag.cq), tag, u32::MAX, end, now_ns);
     }
 
+    /// The last data of a Put of this node has been read and has left its interface: writes its TCQ
+    /// entry, unless it has ended. Carriers that don't say so leave that to the answers.
+    pub fn put_sent(&self, tni: TniId, tag: Tag, now_ns: u64) {
+        self.completing(self.queue(tni, tag.cq), now_ns, |completions, writer| {
+            completions.sent(tag, writer);
+        });
+    }
+
     /// Handles the loss of a packet of this node in transit, for the reason `rcode`.
     ///
     /// A lost request completes its command with that code immediately: a raw or system packet in

@@ -15,7 +15,9 @@ use tofu_abi::{BgId, CqId, Rcode, StagOffset};
 use tofu_inspect::inspect;
 use vm_memory::VolatileSlice;
 
-use crate::memory::{DmaError, DmaMemory, Segment, Segments, copy_segments, skip_segments};
+use crate::memory::{
+    DmaError, DmaMemory, Segment, Segments, copy_segments, read_segments, skip_segments,
+};
 use crate::translate::Pin;
 
 /// The most payload bytes of one burst. Long enough that the copy dominates its cost, short enough
@@ -254,6 +256,19 @@ impl Payload {
         }
     }
 
+    /// Reads the data, if that has not been done, so that the sender may change its memory.
+    ///
+    /// # Errors
+    ///
+    /// If the memory cannot be read. The payload stays as it is.
+    fn detach(&mut self) -> Result<(), DmaError> {
+        let Self::Guest { segments, pin } = self else { return Ok(()) };
+        let mut data = vec![0; segments.iter().map(|s| s.len as usize).sum()];
+        read_segments(pin.memory(), segments, &mut data)?;
+        *self = Self::Bytes(data.into());
+        Ok(())
+    }
+
     /// Copies data to memory that is in one piece, if the data is, too. Returns false if not, and
     /// if there is less of it.
     #[inline]
@@ -402,6 +417,25 @@ impl Body {
                 request.length
             }
             _ => 0,
+        }
+    }
+
+    /// The command whose Put this is a part of, and whether it is the last one.
+    pub fn part_of_put(&self) -> Option<(Tag, bool)> {
+        let Self::Put { request, .. } = self else { return None };
+        let end = request.position.saturating_add(request.length);
+        Some((request.tag, end >= request.total))
+    }
+
+    /// Reads the data of a Put, if that has not been done, so that its sender may change it.
+    ///
+    /// # Errors
+    ///
+    /// If the sender's memory cannot be read. The packet stays as it is.
+    pub fn detach(&mut self) -> Result<(), DmaError> {
+        match self {
+            Self::Put { payload, .. } => payload.detach(),
+            _ => Ok(()),
         }
     }
 

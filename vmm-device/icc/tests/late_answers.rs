@@ -195,6 +195,39 @@ fn late_answer_spares_the_next_owner() {
 }
 
 #[test]
+fn put_that_is_sent_is_complete_before_its_answer() {
+    let (mut a, b, mut net) = pair();
+    let count = |node: &Node| {
+        let (tni, cq) = (TniId::ALL[0], CqId::ALL[0]);
+        let mut value = [0; 8];
+        let register = Register::Cq { tni, cq, reg: CqReg::TcqNumNotice };
+        node.icc.bar_read(register.offset(), &mut value);
+        u64::from_le_bytes(value)
+    };
+    a.memory.store(DATA, 1).unwrap();
+    a.post(&transfer(Command::Put, Header2(0), 8), &mut net);
+    let body = &mut net.sent[0].body;
+    let (tag, last) = body.part_of_put().unwrap();
+    assert!(last);
+    body.detach().unwrap();
+    a.icc.put_sent(TniId::ALL[0], Tag { generation: tag.generation + 1, ..tag }, 0);
+    assert_eq!(a.completion(0), None, "another command");
+    a.icc.put_sent(TniId::ALL[0], tag, 0);
+    assert_eq!(a.completion(0).unwrap().rcode(), Rcode::SUCCESS);
+    assert_eq!(a.notices(), []);
+    // The memory and the entry of the queue are the program's again.
+    a.memory.store(DATA, 2).unwrap();
+    a.memory.store(TCQ, 0).unwrap();
+    a.icc.put_sent(TniId::ALL[0], tag, 0);
+    deliver(&b, &mut net);
+    deliver(&a, &mut net);
+    a.icc.put_sent(TniId::ALL[0], tag, 0);
+    assert_eq!((a.completion(0), count(&a)), (None, 1));
+    assert_eq!(a.notices()[0].id(), Some(MrqId::PutLast));
+    assert_eq!(b.memory.load(DATA).unwrap(), 1);
+}
+
+#[test]
 fn data_without_bus_master_is_not_written() {
     let (mut a, b, mut net) = pair();
     b.memory.store(DATA, 77).unwrap();

@@ -417,6 +417,12 @@ impl EventEngine {
                     self.arrive(packet, lost, fate);
                 }
             }
+            Due::Sent(node, tni, tag) => {
+                if self.state().detach(node, tni, tag) {
+                    self.happens_at(node);
+                    self.nodes[node.index()].put_sent(tni, tag, self.now() / 1000);
+                }
+            }
             Due::Expire(node) => {
                 self.happens_at(node);
                 self.nodes[node.index()].expire(self.now() / 1000);

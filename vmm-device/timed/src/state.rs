@@ -10,7 +10,7 @@ use tofu_fabric::{
     Class, Direction, DiscardReason, Equipment, Fate, GAP_BYTES, Hop, OnLink, Packet, Ps, Route,
     TNIS, TapPoint,
 };
-use tofu_icc::{Body, CommandTiming, Icc};
+use tofu_icc::{Body, CommandTiming, Icc, Tag};
 use tofu_links::Dllp;
 use tofu_netmodel::{BusLine, Message, Network, Refused, Sink};
 
@@ -29,6 +29,8 @@ pub(crate) enum Due {
     Room(usize),
     /// A packet is in memory, or has been lost.
     Arrive(usize),
+    /// A Put of a node counts as sent.
+    Sent(NodeId, TniId, Tag),
     /// A node's timer expires.
     Expire(NodeId),
     /// Something may come from outside the machine now.
@@ -51,6 +53,8 @@ pub(crate) struct InFlight {
     gap: Ps,
     /// The earliest time at which it can be at its target.
     earliest: Ps,
+    /// The earliest time at which its last TLP can leave its interface; `Ps::MAX` once it has.
+    leaves: Ps,
     /// Distinguishes it from others that had its place before, whose frames may still be in the
     /// network.
     serial: u64,
@@ -122,6 +126,8 @@ struct Interface {
     command_free: Ps,
     /// Requests and answers with TLPs still to be read from memory.
     jobs: [VecDeque<Job>; 2],
+    /// The places of the packets of Puts that are on their way.
+    puts: Vec<usize>,
     /// TLPs of either kind that have been handed to the network and have not left.
     ahead: [u32; 2],
     /// For either kind, true if a gap must follow its last TLP, and the time when its latest gap
@@ -134,6 +140,8 @@ struct Interface {
 pub(crate) struct State {
     pub(crate) network: Network,
     timing: CommandTiming,
+    /// The time from when the last TLP of a Put has left until the Put counts as sent.
+    sent_ps: Ps,
     /// The controllers, whose registers say where their notices go.
     nodes: Vec<Arc<Icc>>,
     /// Scheduled events, by time and then in the order in which they were scheduled.
@@ -187,9 +195,11 @@ impl State {
         now: Arc<AtomicU64>,
     ) -> Self {
         let nodes = network.shape().nodes() as usize;
+        let sent_ps = timing.put_sent_ps(network.parameters().hop_ps());
         Self {
             network,
             timing,
+            sent_ps,
             nodes: iccs,
             due: BTreeMap::new(),
             serial: 0,
@@ -280,7 +290,8 @@ impl State {
     /// An event elsewhere needs a hop to get there. A packet is at its target no earlier than its
     /// hops take, and no earlier than the network's next event. Its source notices that TLPs have
     /// left only if it has more of a request to send. A packet that is lost has an effect where
-    /// that happens and at its source, with the network's next event or a later one.
+    /// that happens and at its source, with the network's next event or a later one. A Put counts
+    /// as sent some time after its last TLP has left.
     pub(crate) fn next_of(&mut self, node: NodeId, reaction: impl Fn(NodeId) -> Ps) -> Option<Ps> {
         let hop = self.network.parameters().hop_ps();
         let network = self.network.next_event();
@@ -299,7 +310,7 @@ impl State {
                 Due::Doorbell(from, ..) => reaction(*from),
                 Due::Room(interface) => reaction(NodeId((interface / TNIS) as u32)),
                 Due::Outside => 0,
-                Due::Arrive(_) | Due::Expire(_) => hop,
+                Due::Arrive(_) | Due::Sent(..) | Due::Expire(_) => hop,
             };
             best = sooner(best, at.saturating_add(away));
         }
@@ -312,7 +323,12 @@ impl State {
                 best = sooner(best, at);
             }
             let there = flight.earliest.max(network.unwrap_or(0));
-            let target = self.network.shape().node_id(flight.packet.dst) == Some(node);
+            let at = |end| self.network.shape().node_id(end) == Some(node);
+            if flight.leaves < Ps::MAX && at(flight.packet.src) {
+                let left = flight.leaves.max(network.unwrap_or(0));
+                best = sooner(best, left.saturating_add(self.sent_ps));
+            }
+            let target = at(flight.packet.dst);
             best = sooner(best, if target { there } else { there.saturating_add(hop) });
         }
         best
@@ -321,7 +337,7 @@ impl State {
     /// Returns true if an event has an effect at a node itself.
     fn concerns(&self, due: &Due, node: NodeId) -> bool {
         match *due {
-            Due::Doorbell(at, ..) | Due::Expire(at) => at == node,
+            Due::Doorbell(at, ..) | Due::Sent(at, ..) | Due::Expire(at) => at == node,
             Due::Room(interface) => interface / TNIS == node.index(),
             Due::Outside => true,
             Due::Arrive(index) => {
@@ -336,7 +352,29 @@ impl State {
     pub(crate) fn take(&mut self, index: usize) -> Option<InFlight> {
         let taken = self.packets.get_mut(index)?.take()?;
         self.free.push(index);
+        if taken.packet.body.part_of_put().is_some()
+            && let Some(node) = self.network.shape().node_id(taken.packet.src)
+        {
+            self.puts_of(node, taken.packet.src_tni).retain(|place| *place != index);
+        }
         Some(taken)
+    }
+
+    fn puts_of(&mut self, node: NodeId, tni: TniId) -> &mut Vec<usize> {
+        &mut self.interfaces[node.index() * TNIS + tni.index()].puts
+    }
+
+    /// Reads the data of a Put that is still on its way, so that its sender may change it. Returns
+    /// false if it can't be read.
+    pub(crate) fn detach(&mut self, node: NodeId, tni: TniId, tag: Tag) -> bool {
+        let puts = std::mem::take(self.puts_of(node, tni));
+        let read = puts.iter().all(|place| {
+            let Some(Some(flight)) = self.packets.get_mut(*place) else { return true };
+            let body = &mut flight.packet.body;
+            body.part_of_put().is_none_or(|(of, _)| of != tag) || body.detach().is_ok()
+        });
+        *self.puts_of(node, tni) = puts;
+        read
     }
 
     /// Hands TLPs of an interface to the network, as far ahead as allowed.
@@ -475,9 +513,20 @@ impl State {
                 Told::Crosses(hop, crossing) => self.cross(hop, crossing),
                 Told::Left(node, tni, token) => {
                     let interface = node.index() * TNIS + tni.index();
-                    let Token { packet: index, lane, .. } = Token::from_bits(token);
-                    let flight = self.packets.get(index).and_then(Option::as_ref);
-                    let gap = flight.map_or(0, |flight| flight.gap);
+                    let token = Token::from_bits(token);
+                    let lane = token.lane;
+                    let flight = self.packets.get_mut(token.packet).and_then(Option::as_mut);
+                    let mut flight = flight.filter(|flight| token.is_of(flight));
+                    let gap = flight.as_ref().map_or(0, |flight| flight.gap);
+                    if let Some(flight) = &mut flight
+                        && token.tlp + 1 == flight.packet.tlps.max(1)
+                    {
+                        flight.leaves = Ps::MAX;
+                        if let Some((tag, true)) = flight.packet.body.part_of_put() {
+                            let sent = at.saturating_add(self.sent_ps);
+                            self.push(sent, Due::Sent(node, tni, tag));
+                        }
+                    }
                     let unit = &mut self.interfaces[interface];
                     unit.ahead[lane] -= 1;
                     unit.quiet[lane] = at + gap;
@@ -538,11 +587,23 @@ impl State {
             });
         }
         self.serial += 1;
-        let (serial, fate) = (self.serial, Met::default());
-        let flight =
-            InFlight { packet, sizes, arrived: 0, lost: None, gap, earliest, serial, fate };
+        let is_put = packet.body.part_of_put().is_some();
+        let flight = InFlight {
+            packet,
+            sizes,
+            arrived: 0,
+            lost: None,
+            gap,
+            earliest,
+            leaves: if is_put { ready_at } else { Ps::MAX },
+            serial: self.serial,
+            fate: Met::default(),
+        };
         let packet = self.insert(flight);
         let unit = &mut self.interfaces[interface];
+        if is_put {
+            unit.puts.push(packet);
+        }
         unit.jobs[lane].push_back(Job { packet, ready_at, sent: 0 });
         if begins {
             unit.command_free = now.max(unit.command_free) + self.timing.command_ps;

@@ -238,7 +238,7 @@ mod tests {
     use tofu_driver::Target;
     use tofu_icc::CommandTiming;
 
-    /// Returns the time until `count` copies of a command are complete.
+    /// Returns the time until `count` copies of a command are answered.
     fn time(order: impl Fn(&[End; 2]) -> Order, count: usize) -> Ps {
         let (model, mut ends) = pair(Generation::Fugaku).unwrap();
         let (order, start) = (order(&ends), model.now());
@@ -246,11 +246,14 @@ mod tests {
             ends[0].cq.post(&order, 0).unwrap();
         }
         ends[0].cq.doorbell();
-        let mut ended = 0;
+        let mut notices = 0;
         model
             .run(|| {
-                ended += ends[0].ended()?;
-                Ok((ended == count).then_some(()))
+                while ends[0].cq.poll_mrq().is_some() {
+                    notices += 1;
+                }
+                ends[0].ended()?;
+                Ok((notices == count).then_some(()))
             })
             .unwrap();
         model.now() - start

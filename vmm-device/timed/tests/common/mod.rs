@@ -44,10 +44,11 @@ impl Backend for Node {
     }
 }
 
-/// A machine, and the packet queues of its nodes.
+/// A machine, its devices, and the packet queues of its nodes.
 pub struct Machine {
     pub engine: Arc<EventEngine>,
     pub shape: Shape,
+    pub devices: Vec<Device<InProcess>>,
     pub ends: Vec<Packets<InProcess>>,
 }
 
@@ -64,15 +65,16 @@ pub fn machine(shape: &str, interrupt: Box<dyn Fn(Interrupt) + Send + Sync>) -> 
         interrupt,
     );
     let engine = engine.unwrap();
-    let ends = (0..).map(NodeId).zip(memories).map(|(node, memory)| {
+    let devices = (0..).map(NodeId).zip(memories).map(|(node, memory)| {
         let backend = Node(Arc::clone(&engine), node);
         backend.icc().set_bus_master(true);
         let arena = Arena::new(memory).unwrap();
         let platform = InProcess::new(Arc::new(backend), arena, Arc::new(Interrupts::default()));
-        let device = Device::probe(platform).unwrap();
-        Packets::open(&device, &PacketConfig::new(TNI)).unwrap()
+        Device::probe(platform).unwrap()
     });
-    Machine { shape, ends: ends.collect(), engine }
+    let devices: Vec<_> = devices.collect();
+    let ends = devices.iter().map(|device| Packets::open(device, &PacketConfig::new(TNI)).unwrap());
+    Machine { shape, ends: ends.collect(), devices, engine }
 }
 
 impl Machine {
