@@ -1,8 +1,9 @@
 //! Programs like those that were run on the machine. They only use uTofu.
 //!
 //! The published texts say what was measured, but not each step of a loop. *Ours*: a program that
-//! waits for data polls its last word in memory, the time of one way is half of a round trip, and
-//! data alternates between two places, so that a completion is taken a round later.
+//! waits for data polls its last word in memory, and the time of one way is half of a round trip.
+
+use std::collections::BTreeSet;
 
 use tofu_abi::Coords;
 use tofu_abi::topology::Shape;
@@ -19,18 +20,17 @@ const WARM_UP: u64 = 2;
 /// Commands of a stream, and how many of them are in flight.
 const STREAM: usize = 128;
 const WINDOW: usize = 8;
-/// Places in a buffer: what is sent and received in even and odd rounds, and the slots of a tree.
+/// Places in a buffer: what is sent and received in even and odd rounds.
 const OUT: [u64; 2] = [0, 0x2_0000];
 const IN: [u64; 2] = [0x4_0000, 0x6_0000];
-const SLOT: u64 = 0x2_0000;
 /// Instructions of an addition for a vector of 64 bytes: two loads, the addition and a store.
 const ADD: u64 = 4;
 
 /// A program, and what it is run with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
-    /// Two nodes put 8 bytes to each other by turns.
-    Put { hops: u8 },
+    /// Two nodes put to each other by turns.
+    Put { bytes: usize, hops: u8 },
     /// A node gets 8 bytes.
     Get { hops: u8 },
     /// A node adds to 8 bytes of another, and gets what was there.
@@ -43,8 +43,19 @@ pub(super) enum Program {
     Ring { bytes: usize },
     /// The same eleven times, with an addition of all bytes after each.
     RingReduce { bytes: usize },
-    /// A tree by axes: sums along A, B and C, and back.
-    TreeReduce { bytes: usize },
+    /// Recursive doubling: messages with all bytes, and additions.
+    Sum { bytes: usize, adds: bool },
+    /// Twelve nodes put to all others, over interfaces by turns; over one, one after the other.
+    ToAll { bytes: usize, tnis: usize },
+    /// Each passes on to the next one what came from the one before, eleven times.
+    GatherByRing { bytes: usize },
+    /// Recursive doubling of what each node has.
+    GatherByDoubling { bytes: usize },
+    /// Each node sends vectors to the nodes that have eight of 256 experts, drawn at random, and
+    /// gets as many back: the time of both ways.
+    Dispatch { bytes: usize, tnis: usize },
+    /// Data goes through all nodes in a row: the time of the way there and back.
+    Chain { bytes: usize },
     /// Two neighbours put to each other by turns, with a part of the data by each interface.
     Striped { bytes: usize, tnis: usize },
 }
@@ -80,14 +91,21 @@ impl Program {
             anyhow::Ok(results.first().copied().unwrap_or_default())
         };
         match self {
-            Self::Put { hops } => first(&pair(hops), &|rank| exchange(rank, (8, 1))),
+            Self::Put { bytes, hops } => first(&pair(hops), &|rank| exchange(rank, (bytes, 1))),
             Self::Get { hops } => first(&pair(hops), &|rank| alone(rank, 1.0, get_word)),
             Self::FetchAdd { hops } => first(&pair(hops), &|rank| alone(rank, 1.0, add_word)),
             Self::PutStream { bytes } => first(&pair(1), &|rank| stream(rank, bytes, Rank::put)),
             Self::GetStream { bytes } => first(&pair(1), &|rank| stream(rank, bytes, Rank::get)),
             Self::Ring { bytes } => first(&RING, &|rank| ring(rank, bytes, false)),
             Self::RingReduce { bytes } => Ok(11.0 * first(&RING, &|rank| ring(rank, bytes, true))?),
-            Self::TreeReduce { bytes } => first(&RING, &|rank| tree(rank, bytes)),
+            Self::Sum { bytes, adds } => first(&RING, &|rank| sum(rank, bytes, adds)),
+            Self::ToAll { bytes, tnis } => first(&RING, &|rank| to_all(rank, bytes, tnis)),
+            Self::GatherByRing { bytes } => first(&RING, &|rank| gather_by_ring(rank, bytes)),
+            Self::GatherByDoubling { bytes } => {
+                first(&RING, &|rank| gather_by_doubling(rank, bytes))
+            }
+            Self::Dispatch { bytes, tnis } => first(&RING, &|rank| dispatch(rank, bytes, tnis)),
+            Self::Chain { bytes } => first(&RING, &|rank| chain(rank, bytes)),
             Self::Striped { bytes, tnis } => first(&pair(1), &|rank| exchange(rank, (bytes, tnis))),
         }
     }
@@ -202,9 +220,9 @@ fn ring(rank: &mut Rank, bytes: usize, adds: bool) -> anyhow::Result<f64> {
     rounds(rank, 1.0, |rank, number| {
         // A program is at most one round ahead of the next one, which has used what came before.
         let [from, slot] = [OUT, IN].map(|places| places[number as usize % 2]);
-        rank.complete(0, 1)?;
         rank.store(from + last, number);
         rank.put(Move { peer, tni: 0, from, to: slot, bytes })?;
+        rank.complete(0, 0)?;
         rank.wait_for(slot + last, number)?;
         if adds {
             rank.compute(ADD * bytes.div_ceil(64) as u64)?;
@@ -213,47 +231,257 @@ fn ring(rank: &mut Rank, bytes: usize, adds: bool) -> anyhow::Result<f64> {
     })
 }
 
-/// A sum of all programs' data at the first one, along A, B and C, which everybody then gets.
-fn tree(rank: &mut Rank, bytes: usize) -> anyhow::Result<f64> {
-    let last = bytes as u64 - 8;
-    let own = RING[rank.rank()];
-    let rank_of = |node| RING.iter().position(|known| *known == node).unwrap_or_default();
-    // The parent along the first axis on which it is not 0, and the slot there.
-    let (parent, level) = match (own.a, own.b, own.c) {
-        (1, b, c) => (Some((at(0, b, c), 0)), 0),
-        (_, b, c) if b > 0 => (Some((at(0, 0, c), u64::from(b))), 1),
-        (_, _, 1) => (Some((at(0, 0, 0), 3)), 2),
-        _ => (None, 3),
-    };
-    let mut children = Vec::new();
-    if level > 0 {
-        children.push((at(1, own.b, own.c), 0));
-    }
-    if level > 1 {
-        children.extend([1, 2].map(|b| (at(0, b, own.c), u64::from(b))));
-    }
-    if level > 2 {
-        children.push((at(0, 0, 1), 3));
-    }
-    /// The slot of the result.
-    const DOWN: u64 = 4;
-    let slot = |number| IN[0] + SLOT * number;
+/// The place of what a program has sent or received, by its number, with a word behind that says in
+/// which round.
+fn part(bytes: usize, number: usize) -> u64 {
+    number as u64 * slot_of(bytes)
+}
+
+/// Whole lines of 256 bytes.
+fn slot_of(bytes: usize) -> u64 {
+    (bytes as u64 + 8).next_multiple_of(256)
+}
+
+/// All programs put their part to all others.
+fn to_all(rank: &mut Rank, bytes: usize, tnis: usize) -> anyhow::Result<f64> {
+    let (own, ranks) = (rank.rank(), rank.ranks());
+    let from = part(bytes, own);
     rounds(rank, 1.0, |rank, number| {
-        // The data sent up and down in the previous round has arrived, because it was answered.
-        rank.complete(0, 0)?;
-        for (_, from) in &children {
-            rank.wait_for(slot(*from) + last, number)?;
-            rank.compute(ADD * bytes.div_ceil(64) as u64)?;
+        rank.store(from + bytes as u64, number);
+        for other in 1..ranks {
+            let (peer, tni) = ((own + other) % ranks, (other - 1) % tnis);
+            rank.put(Move { peer, tni, from, to: from, bytes: bytes + 8 })?;
+            if tnis == 1 {
+                rank.complete(tni, 0)?;
+            }
         }
-        rank.store(OUT[0] + last, number);
-        if let Some((parent, to)) = parent {
-            rank.put(Move { peer: rank_of(parent), tni: 0, from: OUT[0], to: slot(to), bytes })?;
-            rank.wait_for(slot(DOWN) + last, number)?;
+        for tni in 0..tnis {
+            rank.complete(tni, 0)?;
         }
-        let from = if parent.is_some() { slot(DOWN) } else { OUT[0] };
-        for (child, _) in children.iter().rev() {
-            rank.put(Move { peer: rank_of(*child), tni: 0, from, to: slot(DOWN), bytes })?;
+        for other in (0..ranks).filter(|other| *other != own) {
+            rank.wait_for(part(bytes, other) + bytes as u64, number)?;
         }
         Ok(())
+    })
+}
+
+/// All programs get the parts of all, from the one before.
+fn gather_by_ring(rank: &mut Rank, bytes: usize) -> anyhow::Result<f64> {
+    let (own, ranks) = (rank.rank(), rank.ranks());
+    let peer = (own + 1) % ranks;
+    rounds(rank, 1.0, |rank, number| {
+        rank.store(part(bytes, own) + bytes as u64, number);
+        for step in 0..ranks - 1 {
+            let mine = (own + ranks - step) % ranks;
+            let from = part(bytes, mine);
+            rank.put(Move { peer, tni: 0, from, to: from, bytes: bytes + 8 })?;
+            rank.complete(0, 0)?;
+            let came = (mine + ranks - 1) % ranks;
+            rank.wait_for(part(bytes, came) + bytes as u64, number)?;
+        }
+        Ok(())
+    })
+}
+
+/// Programs in recursive doubling. Of the first ones, as many as exceed a power of two, each with an
+/// even number leaves its part to the next one, and gets the result from there.
+#[derive(Clone, Copy)]
+struct Doubling {
+    own: usize,
+    ranks: usize,
+    /// The power of two.
+    places: usize,
+}
+
+impl Doubling {
+    fn of(rank: &Rank) -> Self {
+        let (own, ranks) = (rank.rank(), rank.ranks());
+        let places = 1 << ranks.ilog2();
+        Self { own, ranks, places }
+    }
+
+    const fn extra(self) -> usize {
+        self.ranks - self.places
+    }
+
+    /// True if the program stands for another one as well, or is stood for.
+    const fn is_paired(self) -> bool {
+        self.own < 2 * self.extra()
+    }
+
+    /// The program that takes part instead of this one.
+    const fn proxy(self) -> Option<usize> {
+        if self.is_paired() && self.own.is_multiple_of(2) { Some(self.own + 1) } else { None }
+    }
+
+    const fn place(self) -> usize {
+        if self.is_paired() { self.own / 2 } else { self.own - self.extra() }
+    }
+
+    const fn rank_at(self, place: usize) -> usize {
+        if place < self.extra() { 2 * place + 1 } else { place + self.extra() }
+    }
+
+    /// The first program whose part a place has at first.
+    const fn first_of(self, place: usize) -> usize {
+        if place < self.extra() { 2 * place } else { place + self.extra() }
+    }
+
+    /// The other place in each step.
+    fn steps(self) -> impl Iterator<Item = (usize, usize)> {
+        let place = self.place();
+        (0..self.places.ilog2()).map(move |step| (1 << step, place ^ 1 << step))
+    }
+}
+
+/// All programs get the parts of all, twice as many in each step. The last word of a message is
+/// behind its last part.
+fn gather_by_doubling(rank: &mut Rank, bytes: usize) -> anyhow::Result<f64> {
+    let all = Doubling::of(rank);
+    let (own, place, slot) = (all.own, all.place(), slot_of(bytes));
+    let behind = |end: usize| end as u64 * slot - 8;
+    let send = |rank: &mut Rank, peer, parts: std::ops::Range<usize>| {
+        let from = parts.start as u64 * slot;
+        let bytes = parts.len() * slot as usize;
+        rank.put(Move { peer, tni: 0, from, to: from, bytes })?;
+        rank.complete(0, 0)
+    };
+    rounds(rank, 1.0, |rank, number| {
+        rank.store(behind(own + 1), number);
+        if let Some(proxy) = all.proxy() {
+            send(rank, proxy, own..own + 1)?;
+            return rank.wait_for(behind(all.ranks), number);
+        }
+        if all.is_paired() {
+            rank.wait_for(behind(own), number)?;
+        }
+        for (step, other) in all.steps() {
+            let [mine, theirs] = [place, other].map(|place| {
+                let first = place / step * step;
+                all.first_of(first)..all.first_of(first + step)
+            });
+            send(rank, all.rank_at(other), mine)?;
+            rank.wait_for(behind(theirs.end), number)?;
+        }
+        if all.is_paired() {
+            send(rank, own - 1, 0..all.ranks)?;
+        }
+        Ok(())
+    })
+}
+
+/// A sum of all programs' data, which each of them gets.
+fn sum(rank: &mut Rank, bytes: usize, adds: bool) -> anyhow::Result<f64> {
+    let all = Doubling::of(rank);
+    // A place for what comes in each step, and one for what is sent.
+    let (last, out) = (bytes as u64, part(bytes, 8));
+    let result = part(bytes, 7);
+    let send = |rank: &mut Rank, peer, to| {
+        rank.put(Move { peer, tni: 0, from: out, to, bytes: bytes + 8 })?;
+        rank.complete(0, 0)
+    };
+    rounds(rank, 1.0, |rank, number| {
+        let add = |rank: &mut Rank, from| {
+            rank.wait_for(from + last, number)?;
+            rank.compute(if adds { ADD * bytes.div_ceil(64) as u64 } else { 0 })
+        };
+        rank.store(out + last, number);
+        if let Some(proxy) = all.proxy() {
+            send(rank, proxy, part(bytes, 0))?;
+            return rank.wait_for(result + last, number);
+        }
+        if all.is_paired() {
+            add(rank, part(bytes, 0))?;
+        }
+        for (step, (_, other)) in (1..).zip(all.steps()) {
+            send(rank, all.rank_at(other), part(bytes, step))?;
+            add(rank, part(bytes, step))?;
+        }
+        if all.is_paired() {
+            send(rank, all.own - 1, result)?;
+        }
+        Ok(())
+    })
+}
+
+/// The vectors that each of so many programs sends to each, by the numbers of splitmix64 from 1 on,
+/// as the program on the machine draws them.
+fn drawn(ranks: usize) -> Vec<Vec<usize>> {
+    const EXPERTS: usize = 256;
+    let mut state: u64 = 1;
+    let mut random = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ z >> 31) as usize % EXPERTS
+    };
+    let of_one = |_| {
+        let mut experts = BTreeSet::new();
+        while experts.len() < 8 {
+            experts.insert(random());
+        }
+        let mut counts = vec![0; ranks];
+        for expert in experts {
+            counts[expert / EXPERTS.div_ceil(ranks)] += 1;
+        }
+        counts
+    };
+    (0..ranks).map(of_one).collect()
+}
+
+/// Vectors go from each program to several others, and as many back.
+fn dispatch(rank: &mut Rank, bytes: usize, tnis: usize) -> anyhow::Result<f64> {
+    let (own, ranks) = (rank.rank(), rank.ranks());
+    let counts = drawn(ranks);
+    let most = counts.iter().flatten().max().copied().unwrap_or_default();
+    // What is sent, and what is received on either way, by the other program.
+    let place = |kind: usize, other| part(most * bytes, kind * ranks + other);
+    let exchange = |rank: &mut Rank, number, back: usize| {
+        let count = |from: usize, to: usize| {
+            if back == 0 { counts[from][to] } else { counts[to][from] }
+        };
+        let others = (1..ranks).map(|other| (own + other) % ranks);
+        for (turn, peer) in others.clone().filter(|to| count(own, *to) > 0).enumerate() {
+            let (from, bytes) = (place(0, peer), count(own, peer) * bytes);
+            rank.store(from + bytes as u64, number);
+            let to = place(1 + back, own);
+            rank.put(Move { peer, tni: turn % tnis, from, to, bytes: bytes + 8 })?;
+        }
+        for tni in 0..tnis {
+            rank.complete(tni, 0)?;
+        }
+        for from in others.filter(|from| count(*from, own) > 0) {
+            rank.wait_for(place(1 + back, from) + (count(from, own) * bytes) as u64, number)?;
+        }
+        anyhow::Ok(())
+    };
+    let there = rounds(rank, 1.0, |rank, number| exchange(rank, number, 0))?;
+    Ok(there + rounds(rank, 1.0, |rank, number| exchange(rank, number, 1))?)
+}
+
+/// The first program's data goes to the last one, and back to the first one by the same nodes.
+fn chain(rank: &mut Rank, bytes: usize) -> anyhow::Result<f64> {
+    let (own, end) = (rank.rank(), rank.ranks() - 1);
+    let [there, back] = [0, 1].map(|number| part(bytes, number));
+    let last = bytes as u64;
+    let pass = |rank: &mut Rank, peer, place| {
+        rank.put(Move { peer, tni: 0, from: place, to: place, bytes: bytes + 8 })?;
+        rank.complete(0, 0)
+    };
+    rounds(rank, 1.0, |rank, number| {
+        if own == 0 {
+            rank.store(there + last, number);
+            pass(rank, 1, there)?;
+            return rank.wait_for(back + last, number);
+        }
+        rank.wait_for(there + last, number)?;
+        if own == end {
+            rank.store(back + last, number);
+        } else {
+            pass(rank, own + 1, there)?;
+            rank.wait_for(back + last, number)?;
+        }
+        pass(rank, own - 1, back)
     })
 }

@@ -184,10 +184,10 @@ impl Rank {
         self.buffer.store_u64(at as usize, word, SeqCst);
     }
 
-    /// Looks at a word of the buffer until it is this one.
+    /// Looks at a word of the buffer until it is this one or a later one.
     pub(super) fn wait_for(&mut self, at: u64, word: u64) -> anyhow::Result<()> {
         let every = self.software.ps(Software::LOAD);
-        while self.buffer.load_u64(at as usize, SeqCst) != word {
+        while self.buffer.load_u64(at as usize, SeqCst) < word {
             self.at = self.turn.look(every, Ps::MAX)?;
         }
         self.compute(Software::LOAD)
