@@ -17,7 +17,7 @@ use crate::completions::{Slot, TRANSACTION};
 use crate::cq::Cq;
 use crate::device::Icc;
 use crate::host::Net;
-use crate::memory::{Access, DmaMemory};
+use crate::memory::{Access, DmaMemory, copy_in_order};
 use crate::notice::Peer;
 use crate::target::Incoming;
 use crate::tlp::{Request, Size, Tag, burst_size};
@@ -83,8 +83,7 @@ impl Icc {
         net: &mut dyn Net,
     ) -> Option<Ended> {
         let &Message { kind, header1, header2, tni, length, mtu, .. } = message;
-        let special = header2.packet_response() || header2.strong_order();
-        if special || !self.ecc.is_quiet() {
+        if header2.packet_response() || !self.ecc.is_quiet() {
             return None;
         }
         let mut tag = Tag { cq: queue.id, index: TRANSACTION, generation: 0 };
@@ -173,9 +172,9 @@ impl Icc {
         }
         let since = self.came(request.length);
         if is_put {
-            memory.copy_to_volatile_slice(own);
+            copy_in_order(memory, own);
         } else {
-            own.copy_to_volatile_slice(memory);
+            copy_in_order(own, memory);
         }
         drop(tables);
         let unit = self.tni(tni);

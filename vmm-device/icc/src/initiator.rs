@@ -573,7 +573,7 @@ impl Icc {
             if fault.is_some() {
                 n -= n % message.mtu;
             }
-            if payload.copy_in(self.memory(), &to.segments, n, false).is_err() {
+            if payload.copy_in(self.memory(), &to.segments, n).is_err() {
                 n = 0;
                 fault = Some(Fault::payload(true));
             }

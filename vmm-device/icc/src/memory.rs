@@ -1,6 +1,10 @@
 //! Runs of guest memory, the result of translation.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, Release},
+    fence,
+};
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
@@ -101,7 +105,43 @@ pub struct Segment {
 /// Segments of one burst: contiguous buffers need one, pages of 4 KiB up to 65.
 pub type Segments = SmallVec<[Segment; 2]>;
 
-/// Copies `len` bytes from one list of segments to another.
+/// Bytes that are written after all others of a burst: programs on real systems wait for the last
+/// word of their data.
+pub(crate) const LAST_BYTES: usize = 8;
+
+/// Copies bytes, as many as both have, the last ones last.
+#[inline]
+pub(crate) fn copy_in_order(from: VolatileSlice<'_>, to: VolatileSlice<'_>) {
+    let len = from.len().min(to.len());
+    if len > LAST_BYTES
+        && let head = len - LAST_BYTES
+        && let (Ok(first), Ok(last), Ok(to_last)) =
+            (from.subslice(0, head), from.offset(head), to.offset(head))
+    {
+        first.copy_to_volatile_slice(to);
+        fence(Release);
+        last.copy_to_volatile_slice(to_last);
+    } else {
+        from.copy_to_volatile_slice(to);
+    }
+}
+
+/// The same from bytes that are not in a guest's memory.
+#[inline]
+pub(crate) fn fill_in_order(from: &[u8], to: VolatileSlice<'_>) {
+    let head = from.len().min(to.len()).saturating_sub(LAST_BYTES);
+    match (from.split_at_checked(head), to.offset(head)) {
+        (Some((first, last)), Ok(to_last)) if head > 0 => {
+            to.copy_from(first);
+            fence(Release);
+            to_last.copy_from(last);
+        }
+        _ => to.copy_from(from),
+    }
+}
+
+/// Copies `len` bytes from one list of segments to another, the last ones last where they are in
+/// one piece at both ends.
 ///
 /// Both lists must be at least `len` bytes long; only the start of longer ones is used.
 ///
@@ -119,7 +159,7 @@ pub(crate) fn copy_segments(
         && let Some(source) = src.0.slice(s.addr, len as usize)
         && let Some(sink) = dst.0.slice(d.addr, len as usize)
     {
-        source.copy_to_volatile_slice(sink);
+        copy_in_order(source, sink);
         return Ok(());
     }
     copy_runs(src, dst, len)

@@ -293,10 +293,7 @@ impl Icc {
         request: &Request,
         payload: &Payload,
     ) -> Option<()> {
-        let &Request { remote, length, header2, .. } = request;
-        if header2.strong_order() {
-            return None;
-        }
+        let &Request { remote, length, .. } = request;
         let memory = self.memory();
         let addr = queue.tables.on_a_page(in_force, remote, length, Access::Write)?;
         let to = memory.slice(addr, length as usize)?;
@@ -317,7 +314,7 @@ impl Icc {
             return (0, Rcode::ILLEGAL_TLP);
         }
         let (to, done, code) = self.locate(queue, in_force, request, Access::Write);
-        match payload.copy_in(self.memory(), &to, done, request.header2.strong_order()) {
+        match payload.copy_in(self.memory(), &to, done) {
             Ok(()) => (done, code),
             Err(_) => (0, self.target_fault(queue, Fault::payload(true))),
         }

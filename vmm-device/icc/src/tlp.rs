@@ -16,7 +16,8 @@ use tofu_inspect::inspect;
 use vm_memory::VolatileSlice;
 
 use crate::memory::{
-    DmaError, DmaMemory, Segment, Segments, copy_segments, read_segments, skip_segments,
+    DmaError, DmaMemory, LAST_BYTES, Segment, Segments, copy_in_order, copy_segments,
+    fill_in_order, read_segments, skip_segments,
 };
 use crate::translate::Pin;
 
@@ -25,8 +26,6 @@ use crate::translate::Pin;
 pub(crate) const BURST_BYTES: u32 = 256 << 10;
 /// Most TLPs of one burst when each of them needs a notice.
 pub(crate) const BURST_NOTICES: u32 = 256;
-/// Bytes that a strongly ordered Put writes last and by themselves.
-const STRONG_TAIL: u32 = 8;
 /// Bytes of a TLP besides its payload: header and ECRC (ours, so that the most payload fills the
 /// longest TLP).
 const TLP_OVERHEAD: usize = TLP_MAX - MAX_MTU as usize;
@@ -281,32 +280,31 @@ impl Payload {
                 let from = pin.memory().slice(only.addr, only.len as usize);
                 let from = from.filter(|from| from.len() >= to.len());
                 return from.is_some_and(|from| {
-                    from.copy_to_volatile_slice(to);
+                    copy_in_order(from, to);
                     true
                 });
             }
         };
         let bytes = bytes.get(..to.len());
         bytes.is_some_and(|bytes| {
-            to.copy_from(bytes);
+            fill_in_order(bytes, to);
             true
         })
     }
 
-    /// Writes the first `len` bytes to memory. With `strong` order, a reader that sees the last
-    /// word of the data sees all of it.
+    /// Writes the first `len` bytes to memory. A reader that sees the last word of the data sees all
+    /// of it.
     pub(crate) fn copy_in(
         &self,
         memory: &dyn DmaMemory,
         to: &[Segment],
         len: u32,
-        strong: bool,
     ) -> Result<(), DmaError> {
-        if !strong || len == 0 {
+        let tail = len.min(LAST_BYTES as u32);
+        let head = len - tail;
+        if head == 0 {
             return self.copy_to(0, memory, to, len);
         }
-        let tail = len.min(STRONG_TAIL);
-        let head = len - tail;
         self.copy_to(0, memory, to, head)?;
         fence(Ordering::Release);
         self.copy_to(head, memory, &skip_segments(to, head), tail)
