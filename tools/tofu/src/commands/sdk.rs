@@ -152,12 +152,13 @@ const HEADERS: [(&str, &str, &str); 4] = [
 ];
 
 /// Programs to start from, with the files that they include and how they are compiled.
-const PROGRAMS: [(&str, &str); 11] = [
+const PROGRAMS: [(&str, &str); 12] = [
     ("Makefile", include_str!("sdk/Makefile")),
     ("check.h", include_str!("../../../../guest-lib/utofu/examples/run/check.h")),
     ("job.h", include_str!("../../../../guest-lib/utofu/examples/run/job.h")),
     ("ring.c", include_str!("../../../../guest-lib/utofu/examples/run/ring.c")),
     ("times.c", include_str!("../../../../guest-lib/utofu/examples/run/times.c")),
+    ("gather.c", include_str!("../../../../guest-lib/utofu/examples/run/gather.c")),
     ("mpi_put.c", include_str!("../../../../guest-lib/utofu/examples/run/mpi_put.c")),
     ("ring.py", include_str!("../../../../guest-lib/utofu/examples/python/ring.py")),
     ("tnw/Makefile", include_str!("sdk/tnw.mk")),

@@ -682,6 +682,14 @@ fn sdk_has_examples() {
     let expected = ["0: rank 0 of 2: hello from rank 1", "1: rank 1 of 2: hello from rank 0"];
     assert_eq!(jobs.lines(&["-n", "2", ring.to_str().unwrap()]), expected);
 
+    // Among numbers of ranks that are a power of two and not.
+    let gather = sdk.join("examples/gather");
+    for ranks in ["4", "7"] {
+        let lines = jobs.lines(&["-n", ranks, gather.to_str().unwrap(), "2"]);
+        let names: Vec<_> = lines.iter().filter_map(|line| line.split(' ').nth(1)).collect();
+        assert_eq!(names, ["all-1", "all-6", "ring", "doubling", "sum"], "{lines:?}");
+    }
+
     // MPI libraries and programs load them from there.
     assert!(sdk.join("lib/libtofu-fi.so").is_file());
     assert!(sdk.join("lib/libtofu_mpi_gates.so").is_file());
