@@ -18,7 +18,7 @@ use tofu_fabric::{NodeId, Shape};
 use tofu_image::Arch;
 use tofu_jtofu::{Job, System};
 use tofu_spec::MachineSpec;
-use tofu_spec::units::{ImageName, Interconnect, Quantum, Time};
+use tofu_spec::units::{ImageName, Interconnect, MemorySize, Quantum, Time};
 use tofu_supervisor::janitor;
 use tofu_ui::exit;
 
@@ -35,7 +35,10 @@ const END: Duration = Duration::from_secs(20);
 const LOSS: Duration = Duration::from_secs(5);
 const LOSS_STEP: Duration = Duration::from_millis(250);
 /// The memory of a node for MPI programs, which need more.
-const MPI_MEMORY: &str = "512MiB";
+const MPI_MEMORY: MemorySize = MemorySize(512 << 20);
+/// The memory of a node in modelled time, if all nodes may take two thirds of this host's: programs
+/// for Fugaku's nodes, which have 32 GiB, register buffers for each of six TNIs.
+const MODELLED_MEMORY: MemorySize = MemorySize(1 << 30);
 
 /// The result of looking for a machine.
 pub(crate) enum Found {
@@ -299,6 +302,20 @@ fn clock_options(machine: &MachineSpec) -> impl Iterator<Item = String> {
     options.into_iter().flatten()
 }
 
+/// The memory of each of so many nodes of a machine that is started for a run, unless it is that of
+/// `tofu up`.
+fn default_memory(
+    (modelled, mpi): (bool, bool),
+    nodes: u32,
+    host: Option<u64>,
+) -> Option<MemorySize> {
+    let most = host.unwrap_or(0) / 3 * 2;
+    if modelled && u64::from(nodes) * MODELLED_MEMORY.0 <= most {
+        return Some(MODELLED_MEMORY);
+    }
+    mpi.then_some(MPI_MEMORY)
+}
+
 impl Own {
     /// Starts a machine with enough nodes, with MPI in its image if it is used.
     fn start(
@@ -313,6 +330,9 @@ impl Own {
             None if modelled && wanted.is_unit()? => Shape::UNIT,
             None => wanted.as_machine()?,
         };
+        let host = tofu_supervisor::memory::total();
+        let memory = default_memory((modelled, mpi.is_some()), shape.nodes(), host);
+        let memory = spec.own.memory.or(memory);
         let (io, shape) = (shape.has_io_nodes(), shape.to_string());
         let name = MachineName::of_this_run();
         let mut command = janitor::wrapped(0, Path::new("/proc/self/exe"))?;
@@ -349,9 +369,8 @@ impl Own {
         if spec.mpi && !modelled {
             command.args(["--net", "lan"]);
         }
-        let memory = spec.own.memory.map(|memory| memory.to_string());
-        if let Some(memory) = memory.as_deref().or(mpi.is_some().then_some(MPI_MEMORY)) {
-            command.args(["--memory", memory]);
+        if let Some(memory) = memory {
+            command.args(["--memory", &memory.to_string()]);
         }
         command.stdout(Stdio::piped());
         let child = command.spawn().context("cannot start a process for the machine")?;
@@ -445,5 +464,23 @@ impl Drop for Own {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_nodes_depends_on_time_and_host() {
+        let (modelled, mpi) = (true, true);
+        let of = |is, nodes, host: u64| default_memory(is, nodes, Some(host << 30)).map(|m| m.0);
+        assert_eq!(of((modelled, false), 12, 18), Some(1 << 30));
+        assert_eq!(of((modelled, mpi), 12, 18), Some(1 << 30));
+        assert_eq!(of((modelled, mpi), 12, 17), Some(512 << 20));
+        assert_eq!(of((modelled, false), 13, 18), None);
+        assert_eq!(of((false, mpi), 1, 64), Some(512 << 20));
+        assert_eq!(of((false, false), 1, 64), None);
+        assert_eq!(default_memory((modelled, false), 1, None), None);
     }
 }

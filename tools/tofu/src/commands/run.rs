@@ -116,7 +116,8 @@ pub(crate) struct RunArgs {
     image: Option<ImageName>,
 
     /// Memory of each node of a machine that is started for the run, such as 1GiB [default: 256MiB,
-    /// more for MPI]
+    /// 512MiB for MPI; in modelled time 1GiB, if all nodes then take at most two thirds of the
+    /// host's]
     ///
     /// Half of it can be registered with the kernel driver; memory that is registered for several
     /// TNIs counts for each.
