@@ -217,13 +217,13 @@ fn enqueue(
         }
     };
     let name = request.name.as_deref().or(named).unwrap_or(&script.name).to_owned();
-    let user = || env::var("USER").or_else(|_| env::var("LOGNAME"));
+    let user = user_name();
     for part in &parts {
         let record = Record {
             key: Key { id, part: *part },
             turn,
             name: name.clone(),
-            user: user().unwrap_or_else(|_| rustix::process::getuid().as_raw().to_string()),
+            user: user.clone(),
             request: request.clone(),
             script: script.name.clone(),
             arguments: arguments.to_vec(),
@@ -455,4 +455,34 @@ pub(crate) fn revive(spool: &Spool) -> anyhow::Result<()> {
     let is_free = has_work && spool.become_runner()?.is_some();
     drop(locked);
     if is_free { spool.start_runner() } else { Ok(()) }
+}
+
+/// The name of the user who submits a job, also where a service or a container has set no variable.
+fn user_name() -> String {
+    let set = ["USER", "LOGNAME"].into_iter().find_map(|name| env::var(name).ok());
+    let user = rustix::process::getuid().as_raw();
+    let known = || name_of(user, &std::fs::read_to_string("/etc/passwd").unwrap_or_default());
+    set.filter(|name| !name.is_empty()).or_else(known).unwrap_or_else(|| user.to_string())
+}
+
+/// The name of a user in text like that of /etc/passwd.
+fn name_of(user: u32, text: &str) -> Option<String> {
+    let mut lines = text.lines().map(|line| line.splitn(4, ':'));
+    lines.find_map(|mut fields| {
+        let (name, id) = (fields.next()?, fields.nth(1)?);
+        (id.parse() == Ok(user) && !name.is_empty()).then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_without_variables_has_name_of_passwd() {
+        let text = "root:x:0:0::/:/bin/sh\nbroken\n+:::\nu12:x:1012:100:A B:/home/u12:/bin/sh\n";
+        assert_eq!(name_of(1012, text).as_deref(), Some("u12"));
+        assert_eq!(name_of(0, text).as_deref(), Some("root"));
+        assert_eq!(name_of(100, text), None);
+    }
 }
