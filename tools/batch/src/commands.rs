@@ -480,7 +480,7 @@ mod tests {
 
     #[test]
     fn user_without_variables_has_name_of_passwd() {
-        let text = "root:x:0:0::/:/bin/sh\nbroken\n+:::\nu12:x:1012:100:A B:/home/u12:/bin/sh\n";
+        let text = "root:x:0:0::/:/bin/sh\nbroken\n+:::\nu12:x:1012:100:A B:/var/u12:/bin/sh\n";
         assert_eq!(name_of(1012, text).as_deref(), Some("u12"));
         assert_eq!(name_of(0, text).as_deref(), Some("root"));
         assert_eq!(name_of(100, text), None);

@@ -64,8 +64,8 @@
 //! one of the target's (`Payload::Guest`). The receiver copies from guest memory to guest memory,
 //! once. Piggyback data travels inline. A Get with remote notice is first copied into a buffer
 //! (`Payload::Bytes`), because its notice means that the memory was read and may change. If a guest
-//! changes memory while it is sent, only the data that arrives changes. A carrier that reports a Put
-//! as sent reads the data before (`Body::detach`), as its sender may change it then.
+//! changes memory while it is sent, only the data that arrives changes. A carrier that reports a
+//! Put as sent reads the data before (`Body::detach`), as its sender may change it then.
 //!
 //! # Packets
 //!

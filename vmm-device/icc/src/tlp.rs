@@ -292,8 +292,8 @@ impl Payload {
         })
     }
 
-    /// Writes the first `len` bytes to memory. A reader that sees the last word of the data sees all
-    /// of it.
+    /// Writes the first `len` bytes to memory. A reader that sees the last word of the data sees
+    /// all of it.
     pub(crate) fn copy_in(
         &self,
         memory: &dyn DmaMemory,

@@ -283,8 +283,8 @@ fn gather_by_ring(rank: &mut Rank, bytes: usize) -> anyhow::Result<f64> {
     })
 }
 
-/// Programs in recursive doubling. Of the first ones, as many as exceed a power of two, each with an
-/// even number leaves its part to the next one, and gets the result from there.
+/// Programs in recursive doubling, which takes a power of two. Of each two of the first ones, as
+/// many pairs as there are further ones, the one with the odd number takes part for both.
 #[derive(Clone, Copy)]
 struct Doubling {
     own: usize,
