@@ -16,7 +16,7 @@ use tofu_sim::Options;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SimArgs {
     /// papers, tables, measured, a scenario file, or one of the scenarios torus, uniform,
-    /// permutation, rails, neighbour, transpose, hotspot, errors, k and tnw
+    /// permutation, rails, job, neighbour, transpose, hotspot, errors, k and tnw
     #[arg(value_name = "WHAT")]
     what: String,
 
