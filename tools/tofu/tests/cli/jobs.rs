@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tofu_c_tests::libraries;
+use tofu_c_tests::{have, libraries};
 use tofu_linux_tests::Said;
 
 use crate::tofu::{Place, wait_for};
@@ -347,7 +347,15 @@ fn run_forms(cases: &[&str]) {
     let site = Site::new();
     for case in cases {
         let (head, script) = case.split_once('\n').unwrap();
-        let (name, expected) = head.split_once(" | ").unwrap();
+        let mut head = head.split(" | ");
+        let (name, expected) = (head.next().unwrap(), head.next().unwrap());
+        let shell = script.strip_prefix("#!").and_then(|line| line.split_whitespace().next());
+        let mut tools = head.next().unwrap_or_default().split(' ').filter(|tool| !tool.is_empty());
+        let lacks = tools.find(|tool| !have(tool));
+        if let Some(lacks) = lacks.or(shell.filter(|shell| !Path::new(shell).exists())) {
+            eprintln!("SKIP public_forms_of_scripts_run: of {name}: there is no {lacks}");
+            continue;
+        }
         let file = format!("{name}.sh");
         fs::write(site.work().join(&file), script).unwrap();
         let said = site.run(&["pjsub", "-z", "jid", "-L", "elapse=120", "-o", name, "-j", &file]);
