@@ -140,8 +140,7 @@ pub(crate) fn fill_in_order(from: &[u8], to: VolatileSlice<'_>) {
     }
 }
 
-/// Copies `len` bytes from one list of segments to another, the last ones last where they are in
-/// one piece at both ends.
+/// Copies `len` bytes from one list of segments to another.
 ///
 /// Both lists must be at least `len` bytes long; only the start of longer ones is used.
 ///
@@ -159,7 +158,7 @@ pub(crate) fn copy_segments(
         && let Some(source) = src.0.slice(s.addr, len as usize)
         && let Some(sink) = dst.0.slice(d.addr, len as usize)
     {
-        copy_in_order(source, sink);
+        source.copy_to_volatile_slice(sink);
         return Ok(());
     }
     copy_runs(src, dst, len)
