@@ -355,26 +355,21 @@ impl State {
         if taken.packet.body.part_of_put().is_some()
             && let Some(node) = self.network.shape().node_id(taken.packet.src)
         {
-            self.puts_of(node, taken.packet.src_tni).retain(|place| *place != index);
+            let unit = &mut self.interfaces[node.index() * TNIS + taken.packet.src_tni.index()];
+            unit.puts.retain(|place| *place != index);
         }
         Some(taken)
-    }
-
-    fn puts_of(&mut self, node: NodeId, tni: TniId) -> &mut Vec<usize> {
-        &mut self.interfaces[node.index() * TNIS + tni.index()].puts
     }
 
     /// Reads the data of a Put that is still on its way, so that its sender may change it. Returns
     /// false if it can't be read.
     pub(crate) fn detach(&mut self, node: NodeId, tni: TniId, tag: Tag) -> bool {
-        let puts = std::mem::take(self.puts_of(node, tni));
-        let read = puts.iter().all(|place| {
+        let unit = &self.interfaces[node.index() * TNIS + tni.index()];
+        unit.puts.iter().all(|place| {
             let Some(Some(flight)) = self.packets.get_mut(*place) else { return true };
             let body = &mut flight.packet.body;
             body.part_of_put().is_none_or(|(of, _)| of != tag) || body.detach().is_ok()
-        });
-        *self.puts_of(node, tni) = puts;
-        read
+        })
     }
 
     /// Hands TLPs of an interface to the network, as far ahead as allowed.
