@@ -7,18 +7,8 @@
  *
  *     tofu run --time modelled -n 12 ./gather 6
  */
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "job.h"
-
-#define STAG 10
-#define TNIS 6
-#define MOST 16
 #define STEPS 8
-#define LINE 256
+
 /*
  * A part of each rank, and a vector for each step of a sum, both with the round's number behind.
  * Even and odd rounds have places of their own: no rank is more than a round ahead, but one that is
@@ -30,73 +20,21 @@
 #define IN_SET(set, rank) (((size_t)(set) * MOST + (size_t)(rank)) * SLOT(PART))
 #define GATHERED(rank) IN_SET(token % 2, rank)
 #define SUM(step) (IN_SET(2, 0) + ((token % 2) * (STEPS + 1) + (size_t)(step)) * SLOT(VECTOR))
-#define METS (IN_SET(2, 0) + 2 * (STEPS + 1) * SLOT(VECTOR))
-#define MET(rank) (METS + (size_t)(rank) * LINE)
-#define ALL MET(MOST + 1)
+#define MEMORY (IN_SET(2, 0) + 2 * (STEPS + 1) * SLOT(VECTOR))
 
-static int rank, size, rounds = 16;
+#include "peers.h"
+
+static int rounds = 16;
 static uint64_t token;
-static utofu_vcq_hdl_t vcq[TNIS];
-static utofu_stadd_t own[TNIS], theirs[MOST][TNIS];
-static utofu_vcq_id_t peer[MOST][TNIS];
-static _Alignas(4096) char memory[ALL];
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
-}
-
-static volatile uint64_t *word(size_t at)
-{
-    return (volatile uint64_t *)(void *)(memory + at);
-}
-
-static void sent(int tni)
-{
-    void *cbdata;
-    int code;
-    while ((code = utofu_poll_tcq(vcq[tni], 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
-        ;
-    OK(code);
-}
-
-static void put(int to, int tni, size_t from, size_t at, size_t bytes)
-{
-    void *cbdata;
-    int code;
-    while ((code = utofu_put(vcq[tni], peer[to][tni], own[tni] + from, theirs[to][tni] + at, bytes,
-                             0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL)) == UTOFU_ERR_BUSY)
-        utofu_poll_tcq(vcq[tni], 0, &cbdata);
-    OK(code);
-}
 
 static void await(size_t at)
 {
     double begin = now();
     while (*word(at) < token)
-        if (now() - begin > 30e6) exit(1);
-}
-
-/* All tell rank 0, which tells all. At first ranks try again until it has registered its memory. */
-static void meet(int first)
-{
-    static uint64_t round;
-    *word(MET(MOST)) = ++round;
-    for (int i = 1; rank == 0 && i < size; i++)
-        while (*word(MET(i)) < round)
-            ;
-    for (int i = 1; rank == 0 && i < size; i++) {
-        put(i, 0, MET(MOST), MET(0), 8);
-        sent(0);
-    }
-    while (rank != 0 && *word(MET(0)) < round) {
-        put(0, 0, MET(MOST), MET(rank), 8);
-        sent(0);
-        for (int i = 0; (!first || i < 50) && *word(MET(0)) < round; i++)
-            if (first) usleep(2000);
-    }
+        if (now() - begin > 30e6) {
+            fprintf(stderr, "rank %d has waited for data for 30 s\n", rank);
+            exit(1);
+        }
 }
 
 /* Puts the own part to all others; over one interface one after the other. */
@@ -207,29 +145,13 @@ static void measure(const char *what, void (*round)(int), int tnis)
 
 int main(int argc, char **argv)
 {
-    rank = job_rank(), size = job_size();
     if (argc > 1) rounds = atoi(argv[1]);
-    job_start();
-    if (size < 2 || size > MOST) {
-        fprintf(stderr, "this needs 2 to %d ranks\n", MOST);
-        return 1;
-    }
+    begin_job();
+    for (int i = 0; i < size; i++)
+        for (int t = 0; t < TNIS; t++) OK(utofu_set_vcq_id_path(&peer[i][t], NULL));
     for (places = 1; places * 2 <= size; places *= 2)
         ;
     extra = size - places;
-    for (int t = 0; t < TNIS; t++) {
-        OK(utofu_create_vcq_with_cmp_id((utofu_tni_id_t)t, COMPONENT, 0, &vcq[t]));
-        OK(utofu_reg_mem_with_stag(vcq[t], memory, sizeof memory, STAG, 0, &own[t]));
-    }
-    for (int i = 0; i < size; i++)
-        for (int t = 0; t < TNIS; t++) {
-            uint8_t at[6];
-            OK(utofu_query_vcq_info(job_peer(i), at, &(utofu_tni_id_t){0}, &(utofu_cq_id_t){0},
-                                    &(uint16_t){0}));
-            OK(utofu_construct_vcq_id(at, (utofu_tni_id_t)t, 0, COMPONENT, &peer[i][t]));
-            OK(utofu_set_vcq_id_path(&peer[i][t], NULL));
-            OK(utofu_query_stadd(peer[i][t], STAG, &theirs[i][t]));
-        }
     *word(IN_SET(0, rank)) = *word(IN_SET(1, rank)) = (uint64_t)rank + 1;
     meet(1);
     measure("all-1", to_all, 1);
@@ -237,7 +159,6 @@ int main(int argc, char **argv)
     measure("ring", ring, 1);
     measure("doubling", doubling, 1);
     measure("sum", sum, 1);
-    meet(0);
-    for (int t = 0; t < TNIS; t++) OK(utofu_free_vcq(vcq[t]));
+    end_job();
     return 0;
 }

@@ -5,62 +5,16 @@
  *
  *     tofu run --time modelled -n 12 ./times
  */
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "job.h"
-
-#define STAG 10
-#define TNIS 6
-#define LINE 256
-#define MOST 16
 #define AREA (128 << 10)
 #define WINDOW 8
 #define ROUNDS 16
 
-/* What is sent, an area for each rank that writes here, and a line of each for `meet`. */
+/* What is sent, and an area for each rank that writes here. */
 #define OUT 0
 #define IN(rank) ((size_t)(1 + (rank)) * AREA)
-#define MET(rank) ((size_t)(1 + MOST) * AREA + (size_t)(rank) * LINE)
-#define MEET MET(MOST)
+#define MEMORY IN(MOST)
 
-static int rank, size;
-static utofu_vcq_hdl_t vcq[TNIS];
-static utofu_stadd_t own[TNIS], theirs[MOST][TNIS];
-static utofu_vcq_id_t peer[MOST][TNIS];
-static _Alignas(4096) char memory[(MOST + 2) * AREA];
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
-}
-
-static volatile uint64_t *word(size_t at)
-{
-    return (volatile uint64_t *)(void *)(memory + at);
-}
-
-static void put(int to, int tni, size_t from, size_t at, size_t bytes)
-{
-    void *cbdata;
-    int code;
-    while ((code = utofu_put(vcq[tni], peer[to][tni], own[tni] + from, theirs[to][tni] + at, bytes,
-                             0, UTOFU_ONESIDED_FLAG_TCQ_NOTICE, NULL)) == UTOFU_ERR_BUSY)
-        utofu_poll_tcq(vcq[tni], 0, &cbdata);
-    OK(code);
-}
-
-static void sent(int tni)
-{
-    void *cbdata;
-    int code;
-    while ((code = utofu_poll_tcq(vcq[tni], 0, &cbdata)) == UTOFU_ERR_NOT_FOUND)
-        ;
-    OK(code);
-}
+#include "peers.h"
 
 static void noticed(void)
 {
@@ -69,26 +23,6 @@ static void noticed(void)
     while ((code = utofu_poll_mrq(vcq[0], 0, &notice)) == UTOFU_ERR_NOT_FOUND)
         ;
     OK(code);
-}
-
-/* All tell rank 0, which tells all. At first ranks try again until it has registered its memory. */
-static void meet(int first)
-{
-    static uint64_t round;
-    *word(MEET) = ++round;
-    for (int i = 1; rank == 0 && i < size; i++)
-        while (*word(MET(i)) < round)
-            ;
-    for (int i = 1; rank == 0 && i < size; i++) {
-        put(i, 0, MEET, MET(0), 8);
-        sent(0);
-    }
-    while (rank != 0 && *word(MET(0)) < round) {
-        put(0, 0, MEET, MET(rank), 8);
-        sent(0);
-        for (int i = 0; (!first || i < 50) && *word(MET(0)) < round; i++)
-            if (first) usleep(2000);
-    }
 }
 
 /* Half of the rounds of a ping-pong with a rank, in parts over several interfaces. */
@@ -177,24 +111,7 @@ static void say(const char *what, int with, double value)
 
 int main(void)
 {
-    rank = job_rank(), size = job_size();
-    job_start();
-    if (size < 2 || size > MOST) {
-        fprintf(stderr, "this needs 2 to %d ranks\n", MOST);
-        return 1;
-    }
-    for (int t = 0; t < TNIS; t++) {
-        OK(utofu_create_vcq_with_cmp_id((utofu_tni_id_t)t, COMPONENT, 0, &vcq[t]));
-        OK(utofu_reg_mem_with_stag(vcq[t], memory, sizeof memory, STAG, 0, &own[t]));
-    }
-    for (int i = 0; i < size; i++)
-        for (int t = 0; t < TNIS; t++) {
-            uint8_t at[6];
-            OK(utofu_query_vcq_info(job_peer(i), at, &(utofu_tni_id_t){0}, &(utofu_cq_id_t){0},
-                                    &(uint16_t){0}));
-            OK(utofu_construct_vcq_id(at, (utofu_tni_id_t)t, 0, COMPONENT, &peer[i][t]));
-            OK(utofu_query_stadd(peer[i][t], STAG, &theirs[i][t]));
-        }
+    begin_job();
     meet(1);
     for (int i = 1; i < size; i++) {
         say("put", i, ping_pong(i, 1, 8));
@@ -207,7 +124,6 @@ int main(void)
         say("ring", bytes, to_next(1, 1, (size_t)bytes));
     for (int k = 1; k <= TNIS; k += k < 3 ? 1 : 3) say("striped", k, ping_pong(1, k, 16640));
     for (int k = 1; k <= TNIS; k++) say("all-to-all", k, to_next(size - 1, k, 8320));
-    meet(0);
-    for (int t = 0; t < TNIS; t++) OK(utofu_free_vcq(vcq[t]));
+    end_job();
     return 0;
 }

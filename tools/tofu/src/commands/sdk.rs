@@ -152,10 +152,11 @@ const HEADERS: [(&str, &str, &str); 4] = [
 ];
 
 /// Programs to start from, with the files that they include and how they are compiled.
-const PROGRAMS: [(&str, &str); 12] = [
+const PROGRAMS: [(&str, &str); 13] = [
     ("Makefile", include_str!("sdk/Makefile")),
     ("check.h", include_str!("../../../../guest-lib/utofu/examples/run/check.h")),
     ("job.h", include_str!("../../../../guest-lib/utofu/examples/run/job.h")),
+    ("peers.h", include_str!("../../../../guest-lib/utofu/examples/run/peers.h")),
     ("ring.c", include_str!("../../../../guest-lib/utofu/examples/run/ring.c")),
     ("times.c", include_str!("../../../../guest-lib/utofu/examples/run/times.c")),
     ("gather.c", include_str!("../../../../guest-lib/utofu/examples/run/gather.c")),
