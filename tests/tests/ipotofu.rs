@@ -484,7 +484,7 @@ fn late_node_does_not_fetch_what_replaced_a_frame() {
     let late = sent.by_ref().take_while(|sent| nodes[0].send_offloaded(&nothing, sent).is_ok());
     assert_eq!(late.count(), 24);
     nodes[0].flush();
-    cluster.pass(500_000_000);
+    cluster.pass(1_100_000_000);
     // The requests have timed out, but are still there to be taken. Another frame is sent in place
     // of one that they name, once there is no doubt of the node any more.
     nodes[0].send_offloaded(&nothing, &sent.next().unwrap()).unwrap();

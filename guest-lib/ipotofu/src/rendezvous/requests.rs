@@ -7,8 +7,10 @@ use crate::counters::Counters;
 use crate::nodes::{NodeTable, Peers};
 use crate::storage::Storage;
 
-/// The time for which an unanswered request lasts, in nanoseconds.
-const ANSWER_NS: u64 = 250_000_000;
+/// The time for which an unanswered request lasts, in nanoseconds. The Get of a receiver that is
+/// later than that meets a disabled STag. A node of a busy host may not run for hundreds of
+/// milliseconds.
+const ANSWER_NS: u64 = 1_000_000_000;
 /// The time without requests to a node that could not fetch a frame, in nanoseconds.
 const BACK_OFF_REFUSED_NS: u64 = 10_000_000_000;
 /// The time without requests to a node after a timeout, in nanoseconds.
