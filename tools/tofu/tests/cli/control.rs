@@ -251,14 +251,22 @@ fn followers_hear_of_the_machines_end() {
     if !place.can_boot("followers_hear_of_the_machines_end") {
         return;
     }
-    // It ends by itself, when all guests have.
-    let up = ["up", "--shape", "2x1x1x1x1x1", "--json", "--guest", "ping"];
-    let (mut machine, _) = place.start(&[&up[..], &["--args", "count=20000"]].concat());
+    // It ends by itself, when all guests have, which wait until packets come through.
+    let up = ["up", "--shape", "2x1x1x1x1x1", "--json", "--guest", "ping", "--args", "count=1"];
+    let (mut machine, _) = place.start(&[&up[..], &["--faults", "loss=100%"]].concat());
     place.wait_for_machine();
-    let events = place.run(&["events", "--json"]).ok();
-    let last: Value = serde_json::from_str(events.lines().last().unwrap()).unwrap();
+    // The command prints its first line when it hears of the faults.
+    let (mut events, _) = std::thread::scope(|scope| {
+        let events = scope.spawn(|| place.start(&["events", "--json"]));
+        while !events.is_finished() {
+            place.run(&["fault", "set", "loss=100%"]).ok();
+        }
+        events.join().unwrap()
+    });
+    place.run(&["fault", "off"]).ok();
+    let last: Value = serde_json::from_str(events.rest().lines().last().unwrap()).unwrap();
     assert_eq!(last["event"], "down");
-    assert_eq!(machine.wait(), Some(0));
+    assert_eq!((machine.wait(), events.wait()), (Some(0), Some(0)));
 }
 
 /// `tofu inspect` of a machine of two running small guests.

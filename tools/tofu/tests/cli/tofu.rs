@@ -128,7 +128,7 @@ impl Drop for Place {
 /// A command that runs, until it is dropped.
 pub(crate) struct Process {
     child: Child,
-    _out: BufReader<ChildStdout>,
+    out: BufReader<ChildStdout>,
 }
 
 impl Process {
@@ -139,13 +139,18 @@ impl Process {
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
-        let process = Self { child, _out: out };
+        let process = Self { child, out };
         let value = serde_json::from_str(&line);
         (process, value.unwrap_or_else(|error| panic!("{line:?}: {error}")))
     }
 
     pub(crate) fn id(&self) -> u64 {
         self.child.id().into()
+    }
+
+    /// Reads what it prints after its first line, until its end.
+    pub(crate) fn rest(&mut self) -> String {
+        std::io::read_to_string(&mut self.out).unwrap()
     }
 
     /// Waits for its end; `None` if a signal ended it.
