@@ -12,9 +12,13 @@ use tofu_linux_tests::{Image, Place, Running, interrupt, skip, wait_for};
 const BOOT: Duration = Duration::from_secs(400);
 const LONG: Duration = Duration::from_secs(200);
 
+/// Two nodes with one link between them. With two, a SYN may come over the first that is up again,
+/// and its answer be lost on the other.
+const SHAPE: &str = "1x1x1x2x1x1";
+
 /// A machine of two nodes, which no driver has.
 fn up(place: &Place, more: &[&str]) {
-    let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", "2x1x1x1x1x1"];
+    let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", SHAPE];
     // Slow processors, whose programs execute less while they wait.
     let up = ["up", "--linux", "--detach", "--time", "modelled", "--ns-per-instruction", "1"];
     place.run_for(&[&up[..], &image, more].concat(), BOOT, b"").ok();
@@ -22,7 +26,7 @@ fn up(place: &Place, more: &[&str]) {
 
 /// Runs a program on both nodes, which exchange messages `count` times.
 fn talk(count: &str) -> Vec<&str> {
-    let talk = ["exec", "--all", "--", "pingpong", "shape=2x1x1x1x1x1", "nodes=2", "wait=poll"];
+    let talk = ["exec", "--all", "--", "pingpong", "shape=1x1x1x2x1x1", "nodes=2", "wait=poll"];
     [&talk[..], &["max=8", count]].concat()
 }
 
@@ -217,7 +221,7 @@ fn a_debugger_stops_time_for_all() {
 
 /// Packets are lost by a fault, which is then taken away.
 fn faults_lose_packets_and_let_go(place: &Place) {
-    let ping = || place.exec("0", &["ping", "-c", "2", "-W", "1", "t-1-0-0-0-0-0"]);
+    let ping = || place.exec("0", &["ping", "-c", "2", "-W", "1", "t-0-0-0-1-0-0"]);
     place.run(&["fault", "set", "loss=100%"]).ok();
     let said = ping();
     assert!(said.out.contains(" 100% packet loss"), "{said:?}");
@@ -227,25 +231,23 @@ fn faults_lose_packets_and_let_go(place: &Place) {
     assert!(ping().out.contains(" 0% packet loss"));
 }
 
-/// A connection is begun while the links between two nodes are down. TCP tries again after whole
+/// A connection is begun while the link between two nodes is down. TCP tries again after whole
 /// seconds of the guest's clock, however long the host has taken.
 fn link_that_fails_costs_what_tcp_waits(place: &Place) {
     // When Linux sends a SYN again, in seconds after the first one. Its timers are up to an eighth
     // late.
     const TRIES: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 11.0, 19.0, 35.0, 67.0];
-    let both = |what| ["X+", "X-"].map(|port| place.run(&["link", what, "0", port]).ok());
     place.shell(1, "nc -l -p 5000 > /tmp/got & sleep 0.1");
-    both("down");
-    assert_eq!(place.run(&["link", "ls", "--down"]).ok().lines().count(), 2);
+    place.run(&["link", "down", "0", "A"]).ok();
     let uptime = "cut -d ' ' -f 1 /proc/uptime";
-    let connect = format!("{uptime}; echo hello | nc -w 100 t-1-0-0-0-0-0 5000; {uptime}");
+    let connect = format!("{uptime}; echo hello | nc -w 100 t-0-0-0-1-0-0 5000; {uptime}");
     let connects = place.start(&["exec", "0", "--", "sh", "-c", &connect]);
     // To port 5000, in the state SYN_SENT.
     let tries = || place.shell(0, "cat /proc/net/tcp").contains(":1388 02 ");
     wait_for("the connection to be tried", LONG, tries);
     let counters = place.run(&["stats", "0", "--json"]).json().to_string();
     assert!(counters.contains("NUM_TX_DISCARD_SYSTEM_TLP"), "{counters}");
-    both("up");
+    place.run(&["link", "up", "0", "A"]).ok();
     let said = connects.end(LONG).ok();
     let times: Vec<f64> = said.lines().map(|line| line.parse().unwrap()).collect();
     let [before, after] = times[..] else { panic!("{said}") };
