@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tofu_sync::lock;
@@ -21,7 +21,7 @@ use crate::port::Reports;
 use crate::terminal::{self, Terminal};
 use crate::wire::{Exec, FromProgram, MAX_DATA, Output, Program, Status, WINDOW, WindowSize};
 
-/// The number of times output is polled once the program itself has ended, because its children may
+/// The time for which output is awaited once the program itself has ended, because its children may
 /// hold its output open for ever.
 const AFTER_THE_END: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -41,6 +41,8 @@ pub(crate) struct Job {
     credits: [Credit; 2],
     /// The program has been waited for, so its group may belong to others by now.
     gone: Mutex<bool>,
+    /// An eventfd that can be read from then on.
+    over: OwnedFd,
     killed: AtomicBool,
 }
 
@@ -79,6 +81,8 @@ impl Job {
         let pipe = |wanted| if wanted { Stdio::piped() } else { Stdio::null() };
         command.stdin(pipe(exec.stdin && terminal.is_none()));
         command.stdout(pipe(terminal.is_none())).stderr(pipe(terminal.is_none()));
+        let over = eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|error| (false, format!("no descriptor for its end: {error}")))?;
         let spawned = cross_arch::check(&command).and_then(|()| command.spawn());
         let child = spawned.map_err(|error| {
             (error.kind() == io::ErrorKind::NotFound, format!("cannot run {name}: {error}"))
@@ -91,6 +95,7 @@ impl Job {
             waiting: Arc::default(),
             credits: [Credit::new(WINDOW), Credit::new(WINDOW)],
             gone: Mutex::new(false),
+            over,
             killed: AtomicBool::new(false),
         };
         Ok((Arc::new(job), child))
@@ -130,6 +135,9 @@ impl Job {
             // Input that is no longer read.
             job.input_end();
             *lock(&job.gone) = true;
+            if let Err(error) = rustix::io::write(&job.over, &1u64.to_ne_bytes()) {
+                log::warn!("the end of a program: {error}");
+            }
             for pipe in [out, err].into_iter().flatten() {
                 // It has nothing to return.
                 let _ = pipe.join();
@@ -161,12 +169,19 @@ impl Job {
         output: Output,
         reports: &Reports,
     ) -> io::Result<()> {
+        const IN: PollFlags = PollFlags::IN;
         let mut buffer = vec![0; MAX_DATA];
         loop {
             loop {
                 // Checked before reading: a program's last output is written before it is gone.
                 let gone = *lock(&self.gone);
-                if poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&AFTER_THE_END))? > 0 {
+                let mut both =
+                    [pipe.as_fd(), self.over.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, IN));
+                match gone {
+                    true => poll(&mut both[..1], Some(&AFTER_THE_END))?,
+                    false => poll(&mut both, None)?,
+                };
+                if !both[0].revents().is_empty() {
                     break;
                 }
                 if gone {
