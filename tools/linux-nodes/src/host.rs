@@ -256,10 +256,13 @@ impl LinuxHost {
             }
             Arch::Arm64 => "console=ttyAMA0".to_owned(),
         };
-        let direct = self.time.map(|_| format!("{} ", timekeeper::DIRECT)).unwrap_or_default();
+        let timed = self
+            .time
+            .map(|_| format!("{} {} ", timekeeper::IDLE_WORDS, timekeeper::DIRECT))
+            .unwrap_or_default();
         let words = format!(
             "{own} {BOOT_ARGUMENTS} {LARGE_PAGES} \
-             vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}{direct}{} {}",
+             vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed {driver}{timed}{} {}",
             node.trim_end(),
             linux.append
         );

@@ -17,6 +17,12 @@ const KNOWN: &str = "11.1.";
 /// uses the HPET, whose period the plugin sets.
 pub const KERNEL_WORDS: &str = "nolapic_timer";
 
+/// Words for every kernel in modelled time. They keep an idle one from waking up, which costs the
+/// host as much as work does: for its watchdog, for statistics of memory and of waiting, and to
+/// look for fragmented memory.
+pub const IDLE_WORDS: &str = "nowatchdog psi=0 sysctl.vm.stat_interval=600 \
+                              sysctl.vm.compaction_proactiveness=0";
+
 /// A word for every kernel in modelled time. Linux puts it into the environment of the first
 /// program, and so of all, where `libtofucom` finds it: stores to registers cost a guest no time
 /// there, so that commands go by direct descriptors, as on the machine.

@@ -83,8 +83,8 @@ fn print(how: &How, session: &Session, sockets: &[Sockets]) -> anyhow::Result<()
     writeln!(out, "    -device '{}'", qemu::device_argument(device))?;
     writeln!(out, "On the kernel's command line of each guest:")?;
     let khz = time.instruction.clock_khz();
-    let (words, direct) = (timekeeper::KERNEL_WORDS, timekeeper::DIRECT);
-    writeln!(out, "  tsc_early_khz={khz} tsc=reliable no_timer_check {words} {direct}")?;
+    let words = [timekeeper::KERNEL_WORDS, timekeeper::IDLE_WORDS, timekeeper::DIRECT].join(" ");
+    writeln!(out, "  tsc_early_khz={khz} tsc=reliable no_timer_check {words}")?;
     writeln!(out, "\nCtrl-C ends it.")?;
     Ok(out.flush()?)
 }
