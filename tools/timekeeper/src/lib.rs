@@ -36,3 +36,5 @@ mod stacks;
 mod symbols;
 #[allow(unsafe_code)]
 mod template;
+#[allow(unsafe_code)]
+mod wakeups;

@@ -21,6 +21,7 @@ use crate::pace::Pace;
 use crate::stacks;
 use crate::symbols::{end, function};
 use crate::template;
+use crate::wakeups;
 
 /// Version of the plugin API that this was tried with: that of QEMU 11.1.
 #[unsafe(no_mangle)]
@@ -372,7 +373,11 @@ unsafe extern "C" fn changed(_: *mut c_void, runs: bool, _: c_int) {
             plugin.begin(&mut state);
         }
         // SAFETY: QEMU's function. All devices exist when the machine runs, and none is in use yet.
-        unsafe { hpet::set_period(plugin.resolve, state.pace.instruction_ps()) };
+        // The big lock is held.
+        unsafe {
+            hpet::set_period(plugin.resolve, state.pace.instruction_ps());
+            wakeups::leave_out();
+        }
     }
     if std::mem::replace(&mut state.stopped, !runs) && runs {
         plugin.tick_at(&mut state, plugin.clock.now());
