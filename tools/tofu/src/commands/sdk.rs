@@ -516,6 +516,7 @@ mod tests {
     const CC: &str = "#!/bin/sh\n\
                       case ${1#-print-file-name=lib} in\n\
                       none) ;;\n\
+                      gfortran.so) echo /lib/libgfortran.so; exit ;;\n\
                       --version) echo version 1; exit ;;\n\
                       esac\n\
                       echo \"$@\"\n";
@@ -704,6 +705,11 @@ mod tests {
         command.args(["--linkfortran", "a.o"]).env("TOFU_CXX", here.join("cc"));
         let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
         assert!(said.contains("a.o -lgfortran -L"), "{said}");
+        // One without, where the compiler has no library for them.
+        write_script(&here, "../none", "#!/bin/sh\necho \"$@\"\n").unwrap();
+        let output = command.env("TOFU_CXX", here.join("none")).output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|t| String::from_utf8(t).unwrap());
+        assert!(out.contains("a.o -L") && err.contains("no libgfortran.so"), "{out}{err}");
     }
 
     #[test]

@@ -180,7 +180,14 @@ elif [ -n "$version" ] && [ -n "$compiler" ]; then
     $compiler --version | head -n 1 >&2
 fi
 # The run-time library of programs in C or C++ with parts in Fortran.
-[ -z "$fortran" ] || [ -z "$link" ] || link="-lgfortran $link"
+if [ -n "$fortran" ] && [ -n "$link" ]; then
+    fetched='@fetched@/@compiler@'
+    # shellcheck disable=SC2086
+    case $(${compiler:-"$fetched"} -print-file-name=libgfortran.so 2> /dev/null) in
+    */*) link="-lgfortran $link" ;;
+    *) echo "@name@: ignored: --linkfortran, as there is no libgfortran.so: see gfortran" >&2 ;;
+    esac
+fi
 # What SSL II is used for most is in libraries that others have, too.
 if [ -n "$mathematical" ] && [ -n "$link" ]; then
     found=
