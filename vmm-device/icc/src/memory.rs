@@ -105,16 +105,28 @@ pub struct Segment {
 /// Segments of one burst: contiguous buffers need one, pages of 4 KiB up to 65.
 pub type Segments = SmallVec<[Segment; 2]>;
 
-/// Bytes that are written after all others of a burst: programs on real systems wait for the last
-/// word of their data.
-pub(crate) const LAST_BYTES: usize = 8;
+/// Bytes of a word that is written at once.
+const WORD: usize = 8;
 
-/// Copies bytes, as many as both have, the last ones last.
+/// The bytes of a burst that are written before its last aligned word, if the burst has this length
+/// and ends before `end`: programs on real systems wait for the last word of their data. Data of a
+/// word is written at once, as is each aligned word of longer data.
+#[inline]
+pub(crate) fn before_last_word(end: u64, len: usize) -> usize {
+    let last = (end.wrapping_sub(1) % WORD as u64) as usize + 1;
+    if len > WORD { len - last } else { 0 }
+}
+
+/// The end of memory, as far as it matters for its last word.
+fn end_of(memory: VolatileSlice<'_>) -> u64 {
+    memory.ptr_guard().as_ptr() as u64 + memory.len() as u64
+}
+
+/// Copies bytes between memory of the same length, the last word last.
 #[inline]
 pub(crate) fn copy_in_order(from: VolatileSlice<'_>, to: VolatileSlice<'_>) {
-    let len = from.len().min(to.len());
-    if len > LAST_BYTES
-        && let head = len - LAST_BYTES
+    let head = before_last_word(end_of(to), to.len());
+    if head > 0
         && let (Ok(first), Ok(last), Ok(to_last)) =
             (from.subslice(0, head), from.offset(head), to.offset(head))
     {
@@ -129,7 +141,7 @@ pub(crate) fn copy_in_order(from: VolatileSlice<'_>, to: VolatileSlice<'_>) {
 /// The same from bytes that are not in a guest's memory.
 #[inline]
 pub(crate) fn fill_in_order(from: &[u8], to: VolatileSlice<'_>) {
-    let head = from.len().min(to.len()).saturating_sub(LAST_BYTES);
+    let head = before_last_word(end_of(to), to.len());
     match (from.split_at_checked(head), to.offset(head)) {
         (Some((first, last)), Ok(to_last)) if head > 0 => {
             to.copy_from(first);
@@ -228,6 +240,18 @@ pub(crate) fn read_segments(
     Ok(())
 }
 
+/// The end of the first `len` bytes of a list of segments.
+pub(crate) fn end_of_segments(segments: &[Segment], len: u32) -> u64 {
+    let mut left = len;
+    for s in segments {
+        if left <= s.len {
+            return s.addr.wrapping_add(left.into());
+        }
+        left -= s.len;
+    }
+    0
+}
+
 /// Drops the first `bytes` bytes of a list of segments.
 pub(crate) fn skip_segments(segments: &[Segment], bytes: u32) -> Segments {
     let mut left = bytes;
@@ -245,7 +269,22 @@ pub(crate) fn skip_segments(segments: &[Segment], bytes: u32) -> Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+    proptest! {
+        /// No aligned word is written in two parts, and the last bytes come last.
+        #[test]
+        fn bursts_are_divided_between_words(end in 0x1000u64..0x2000, len in 1usize..200) {
+            let head = before_last_word(end, len);
+            prop_assert!(head < len && (head == 0) == (len <= 8));
+            let start = end - len as u64;
+            let at = start + head as u64;
+            prop_assert!(head == 0 || (at.is_multiple_of(8) && end - at <= 8));
+            let segments = [0, 100].map(|skip| Segment { addr: start + skip, len: 100 });
+            prop_assert_eq!(end_of_segments(&segments, len as u32), end);
+        }
+    }
 
     fn memory(starts: &[u64]) -> Arc<dyn DmaMemory> {
         let ranges: Vec<_> = starts.iter().map(|at| (GuestAddress(*at), 0x1000)).collect();

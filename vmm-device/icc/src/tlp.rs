@@ -16,8 +16,8 @@ use tofu_inspect::inspect;
 use vm_memory::VolatileSlice;
 
 use crate::memory::{
-    DmaError, DmaMemory, LAST_BYTES, Segment, Segments, copy_in_order, copy_segments,
-    fill_in_order, read_segments, skip_segments,
+    DmaError, DmaMemory, Segment, Segments, before_last_word, copy_in_order, copy_segments,
+    end_of_segments, fill_in_order, read_segments, skip_segments,
 };
 use crate::translate::Pin;
 
@@ -300,14 +300,13 @@ impl Payload {
         to: &[Segment],
         len: u32,
     ) -> Result<(), DmaError> {
-        let tail = len.min(LAST_BYTES as u32);
-        let head = len - tail;
+        let head = before_last_word(end_of_segments(to, len), len as usize) as u32;
         if head == 0 {
             return self.copy_to(0, memory, to, len);
         }
         self.copy_to(0, memory, to, head)?;
         fence(Ordering::Release);
-        self.copy_to(head, memory, &skip_segments(to, head), tail)
+        self.copy_to(head, memory, &skip_segments(to, head), len - head)
     }
 
     /// Copies `len` bytes from `skip` on to memory.
