@@ -11,8 +11,8 @@ use std::sync::OnceLock;
 use crate::clock::CLOCK_VIRTUAL;
 use crate::symbols::{function, symbol};
 
-/// The most words of a `QEMUTimerList` in which its callback is looked for: it has 13 in QEMU 11.1.
-const WORDS: usize = 16;
+/// The words of a `QEMUTimerList` of QEMU 11.1, in which its callback is looked for.
+const WORDS: usize = 13;
 /// The most event loops that are looked at: QEMU has five, and one for each thread of devices.
 const LOOPS: usize = 64;
 
@@ -72,7 +72,7 @@ pub(crate) unsafe fn leave_out() {
         unsafe {
             let place = list.add(callback);
             let (notify, context) = (*place, *place.add(1) as usize);
-            if notify == own as *mut c_void || notify == quietly as *mut c_void {
+            if notify == own as *mut c_void || notify == notify_if_needed as *mut c_void {
                 continue;
             }
             let notify = std::mem::transmute::<*mut c_void, Notify>(notify);
@@ -83,7 +83,7 @@ pub(crate) unsafe fn leave_out() {
     for one in &loops.all {
         let place = (one.list as *mut *mut c_void).wrapping_add(callback);
         // SAFETY: as above.
-        unsafe { place.write_volatile(quietly as *mut c_void) };
+        unsafe { place.write_volatile(notify_if_needed as *mut c_void) };
     }
 }
 
@@ -113,7 +113,7 @@ unsafe fn find(list: *mut *mut c_void, own: *mut c_void) -> Option<(usize, Vec<*
 
 /// Wakes an event loop that has timers. The main loop also runs those of a guest whose processor
 /// has halted; while that runs, the processor's own thread does.
-unsafe extern "C" fn quietly(context: *mut c_void, clock: c_int) {
+unsafe extern "C" fn notify_if_needed(context: *mut c_void, clock: c_int) {
     let Some(loops) = LOOPS_OF_QEMU.get() else { return };
     let Some(one) = loops.all.iter().find(|one| one.context == context as usize) else { return };
     // SAFETY: QEMU's functions; the caller is one that may call them, and the list belongs
