@@ -1,12 +1,15 @@
 //! Linux nodes in modelled time: time stops at the requested time, and while a debugger holds a
 //! node.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use std::{fs, thread};
 
+use rustix::process::Signal;
 use serde_json::Value;
 use tofu_c_tests::have;
-use tofu_linux_tests::{Image, Place, Running, interrupt, skip, wait_for};
+use tofu_linux_tests::{Image, Place, Running, interrupt, net, signal, skip, sorted, wait_for};
 
 /// Nodes in modelled time boot slowly on a busy host.
 const BOOT: Duration = Duration::from_secs(400);
@@ -16,9 +19,17 @@ const LONG: Duration = Duration::from_secs(200);
 /// and its answer be lost on the other.
 const SHAPE: &str = "1x1x1x2x1x1";
 
+/// A unit of twelve nodes.
+const UNIT: &str = "1x1x1x2x3x2";
+
 /// A machine of two nodes, which no driver has.
 fn up(place: &Place, more: &[&str]) {
-    let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", SHAPE];
+    up_as(place, SHAPE, more);
+}
+
+/// A machine whose nodes no driver has.
+fn up_as(place: &Place, shape: &str, more: &[&str]) {
+    let image = ["--image", Image::Default.name(), "--driver", "vfio", "--shape", shape];
     // Slow processors, whose programs execute less while they wait.
     let up = ["up", "--linux", "--detach", "--time", "modelled", "--ns-per-instruction", "1"];
     place.run_for(&[&up[..], &image, more].concat(), BOOT, b"").ok();
@@ -58,7 +69,8 @@ fn state(place: &Place) -> (u64, String, Vec<String>) {
         let counts = ["accesses", "commands"].map(|of| guest[of].as_u64().unwrap());
         seen.push(format!("{counts:?}"));
     }
-    for node in ["0", "1"] {
+    for node in 0..seen.len() {
+        let node = &node.to_string();
         let mut device = place.run(&["inspect", node, "device", "--json"]).json();
         // Looking at registers counts there.
         device["tree"]["rules"].take();
@@ -127,6 +139,95 @@ fn a_replay_stops_at_the_same_state() {
     assert!(rest.len() > 50, "{rest:?}");
     assert!(first_trace.ends_with(&rest), "{:?}\n{:?}", first_trace.last(), rest.last());
     place.run(&["down"]).ok();
+    place.is_clean();
+}
+
+/// Twelve nodes exchange messages, sum numbers, ping and send a stream. Then they show their
+/// clocks, interrupts and logs. These must be the same in replays, one of them on a busy host and
+/// with a QEMU that does not run for a while, with devices and registers in the same state at the
+/// end.
+#[test]
+fn unit_runs_the_same_on_a_busy_host() {
+    if !net::long() {
+        return;
+    }
+    let Some(place) = Place::new(Image::Default) else { return };
+    let all = |program: &str| {
+        let guest = format!("{program} shape={UNIT} nodes=12 wait=poll");
+        let words = guest.split(' ').map(ToOwned::to_owned);
+        ["exec", "--all", "--"].map(ToOwned::to_owned).into_iter().chain(words).collect::<Vec<_>>()
+    };
+    let shell = |node: &str, line: &str| {
+        ["exec", node, "--", "sh", "-c", line].map(ToOwned::to_owned).to_vec()
+    };
+    let commands = [
+        all("pingpong max=8 count=10"),
+        all("allreduce rounds=10"),
+        shell("0", "ping -c 3 -i 0.01 n11"),
+        shell("11", "nc -l -p 5000 > /tmp/got & sleep 0.01"),
+        shell("0", "head -c 65536 /dev/urandom | nc n11 5000"),
+        shell("--all", "cat /proc/uptime /proc/interrupts /proc/net/snmp; md5sum /tmp/got; dmesg"),
+    ];
+    let said = || {
+        let run = |words: &Vec<String>| {
+            let words: Vec<_> = words.iter().map(String::as_str).collect();
+            // The host decides in which order nodes' lines are printed.
+            sorted(&place.run_for(&words, 2 * LONG, b"").ok())
+        };
+        commands.iter().map(run).collect::<Vec<_>>()
+    };
+    let record = place.file("input.jsonl");
+    up_as(&place, UNIT, &["--record", &record]);
+    let recorded = said();
+    assert!(recorded[2].iter().any(|line| line.contains(" 0% packet loss")), "{recorded:?}");
+    let end = time(&place)["modelled_ns"].as_u64().unwrap() / 1000 + 1;
+    place.run(&["down"]).ok();
+
+    let mut ends = Vec::new();
+    for busy in [false, true] {
+        let stop = Arc::new(AtomicBool::new(!busy));
+        let load: Vec<_> = (0..4)
+            .map(|_| {
+                let stop = Arc::clone(&stop);
+                thread::spawn(move || while !stop.load(Relaxed) {})
+            })
+            .collect();
+        up_as(&place, UNIT, &["--replay", &record, "--until", &format!("{end}us")]);
+        if busy {
+            let qemu = place.node(7)["pid"].as_u64().unwrap();
+            signal(qemu, Signal::STOP);
+            thread::sleep(Duration::from_secs(2));
+            signal(qemu, Signal::CONT);
+        }
+        for (again, first) in said().iter().zip(&recorded) {
+            assert_eq!(again, first);
+        }
+        ends.push(state(&place));
+        stop.store(true, Relaxed);
+        load.into_iter().for_each(|thread| thread.join().unwrap());
+        place.run(&["down"]).ok();
+    }
+    is_same(&ends[0], &ends[1]);
+    place.is_clean();
+}
+
+/// A machine without input from outside needs no record to run again.
+#[test]
+fn programs_at_boot_print_the_same_in_each_run() {
+    if !net::long() {
+        return;
+    }
+    let Some(place) = Place::new(Image::Default) else { return };
+    let up = ["up", "--linux", "--time", "modelled", "--driver", "vfio", "--shape", SHAPE];
+    let guest = ["--guest", "pingpong", "--args", "wait=poll max=64 count=200", "--json"];
+    let run = || {
+        let said = place.run_for(&[&up[..], &guest].concat(), BOOT, b"").ok();
+        let lines = said.lines().filter(|line| line.contains(r#""event":"line""#));
+        sorted(&lines.collect::<Vec<_>>().join("\n"))
+    };
+    let (first, second) = (run(), run());
+    assert!(first.iter().any(|line| line.contains(" 64 ")), "{first:?}");
+    assert_eq!(first, second);
     place.is_clean();
 }
 
