@@ -115,9 +115,9 @@ fn several_machines_have_names() {
     let error = place.run(&["down", "tofu-3"]).error();
     assert!(error.contains("no machine tofu-3 is running; there are: tofu, tofu-2"), "{error}");
     place.run(&["down", "tofu-2"]).ok();
-    assert_eq!(second.wait(), Some(0));
+    second.ok();
     place.run(&["down"]).ok();
-    assert_eq!(first.wait(), Some(0));
+    first.ok();
     place.is_clean();
 }
 

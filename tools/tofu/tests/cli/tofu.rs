@@ -157,6 +157,14 @@ impl Process {
     pub(crate) fn wait(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
+
+    /// Waits for its end, which must be a success. Returns what it prints after its first line.
+    #[track_caller]
+    pub(crate) fn ok(&mut self) -> String {
+        let said = self.rest();
+        assert_eq!(self.wait(), Some(0), "{said}");
+        said
+    }
 }
 
 impl Drop for Process {

@@ -123,7 +123,7 @@ fn page_needs_its_secret_address() {
     let _idle: Vec<_> = (0..4).map(|_| TcpStream::connect(&host).unwrap()).collect();
     view.json("frames?since=0");
     place.run(&["down"]).ok();
-    assert_eq!(machine.wait(), Some(0));
+    machine.ok();
     wait_for("its end", || view.json("frames?since=0")["ended"] == true);
     interrupt(view.child.id().into());
     assert_eq!(view.child.wait().unwrap().code(), Some(130));
