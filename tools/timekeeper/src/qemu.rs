@@ -193,13 +193,18 @@ impl Plugin {
                 if there.is_null() {
                     end("this QEMU has no such port as the machine has input for");
                 }
-                let room = usize::try_from((self.room)(there)).unwrap_or(0);
                 let bytes = waits.make_contiguous();
-                let bytes = &bytes[..room.min(bytes.len())];
-                if !bytes.is_empty() {
-                    (self.put_in)(there, bytes.as_ptr(), bytes.len() as c_int);
+                let mut taken = 0;
+                // QEMU takes a page at a time. The guest gets as many as it has room for at once,
+                // as each time that it wakes up costs more than a page.
+                while let rest @ [_, ..] = &bytes[taken..]
+                    && let room @ 1.. = usize::try_from((self.room)(there)).unwrap_or(0)
+                {
+                    let piece = &rest[..room.min(rest.len())];
+                    (self.put_in)(there, piece.as_ptr(), piece.len() as c_int);
+                    taken += piece.len();
                 }
-                bytes.len()
+                taken
             };
             waits.drain(..taken);
             state.pace.take(port, taken);
