@@ -316,8 +316,9 @@ fn processor_arguments(setup: &VmSetup) -> Vec<OsString> {
     };
     match (arch, setup.kvm) {
         (Arch::X86_64, true) => add(&["-accel", "kvm", "-cpu", "host"]),
-        // With ERMS, guests copy with `rep movsb`, which is emulated byte by byte.
-        (Arch::X86_64, false) => add(&["-accel", tcg, "-cpu", "max,-erms,-fsrm"]),
+        // With these, guests copy and fill with `rep movsb` and `rep stosb`, which are emulated
+        // byte by byte, and take an instruction a byte of modelled time.
+        (Arch::X86_64, false) => add(&["-accel", tcg, "-cpu", "max,-erms,-fsrm,-fsrs,-fsrc,-fzrm"]),
         (Arch::Arm64, _) => {
             let cpu = setup.arm_cpu.name();
             // The generic timer counts each instruction.
