@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError, SendError, Sender};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine};
@@ -34,10 +34,16 @@ use crate::timed::between::Between;
 
 /// The time between two boundaries (*ours*), in picoseconds.
 pub(super) const PERIOD: Ps = 1_000_000_000;
-/// Bytes of one read.
-const PIECE: usize = 16 << 10;
+/// The host's time in which input of other guests may follow to come at the same boundary (*ours*),
+/// and the longest time for all of it. A host starts the ranks of a job one after the other. If one
+/// started a millisecond before the others and polled for them, it would take the host seconds.
+const FOLLOWS: Duration = Duration::from_millis(2);
+const MOST_FOLLOWS: Duration = Duration::from_millis(50);
+/// Guests that got more bytes than this at their last boundary have files copied to them, for which
+/// nothing waits.
+const MUCH: usize = 4 << 10;
 /// Version of a record.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The most changes that wait for a boundary.
 const MOST_CHANGES: usize = 1024;
 /// The time that a command waits for the boundary at which its change comes.
@@ -118,6 +124,8 @@ struct Guest {
     sources: [Option<UnixStream>; PORTS],
     /// Bytes that have been sent to each port, by the guest's page.
     sent: [u64; PORTS],
+    /// True if it got more than [`MUCH`] from a source the last time.
+    has_much: bool,
     /// Input that it gets with the next answer.
     pending: Input,
 }
@@ -127,6 +135,8 @@ struct State {
     record: Option<Record>,
     replay: Option<VecDeque<Entry>>,
     asked: Vec<Asked>,
+    /// See [`FOLLOWS`] and [`MOST_FOLLOWS`].
+    follows: [Duration; 2],
 }
 
 /// A record that is being written.
@@ -196,7 +206,8 @@ impl Outside {
             }
         }
         let guests = nodes.iter().map(|_| Guest::default()).collect();
-        let state = Mutex::new(State { guests, record, replay, asked: Vec::new() });
+        let follows = [FOLLOWS, MOST_FOLLOWS];
+        let state = Mutex::new(State { guests, record, replay, asked: Vec::new(), follows });
         Ok(Self { nodes, between, network, state, hears: OnceLock::new() })
     }
 
@@ -263,7 +274,7 @@ impl Outside {
         }
         let sent = [0, 1].map(|port| self.between.pages.taken(guest, port));
         lock(&self.state).guests[guest] =
-            Guest { sources: sources.map(Some), sent, pending: Input::default() };
+            Guest { sources: sources.map(Some), sent, ..Guest::default() };
         Ok(())
     }
 
@@ -271,7 +282,7 @@ impl Outside {
     pub(super) fn take(&self, at: Ps) -> Vec<NodeId> {
         let mut state = lock(&self.state);
         let mut nodes = self.replay(&mut state, at);
-        let State { guests, record, replay, asked } = &mut *state;
+        let State { guests, record, replay, asked, follows } = &mut *state;
         for Asked { change, result } in asked.drain(..) {
             let applied = self.apply(&change);
             if let Ok(named) = &applied {
@@ -282,7 +293,8 @@ impl Outside {
                 log::warn!("a change that no command waits for: {error:#}");
             }
         }
-        self.read(guests, record, replay.is_some(), at);
+        let ready = ready(guests, *follows);
+        self.read(guests, &ready, record, replay.is_some(), at);
         let all = guests.iter().zip(&self.nodes);
         let has_input = all.filter(|(guest, _)| guest.pending.iter().any(|port| !port.is_empty()));
         nodes.extend(has_input.map(|(_, (node, _))| *node));
@@ -310,22 +322,30 @@ impl Outside {
         nodes
     }
 
-    /// Reads the input that guests have room for.
-    fn read(&self, guests: &mut [Guest], record: &mut Option<Record>, recorded: bool, at: Ps) {
-        for (number, port) in ready(guests) {
-            let Guest { sources, sent, pending } = &mut guests[number];
+    /// Reads the input of these ports for which guests have room.
+    fn read(
+        &self,
+        guests: &mut [Guest],
+        ready: &[(usize, Port)],
+        record: &mut Option<Record>,
+        recorded: bool,
+        at: Ps,
+    ) {
+        for (number, port) in ready.iter().copied() {
+            let Guest { sources, sent, has_much, pending } = &mut guests[number];
             let (index, source) = (port as usize, &mut sources[port as usize]);
             if recorded {
                 // It comes from the record.
-                read_some(source, PIECE);
+                read_some(source, INPUT);
                 continue;
             }
             let taken = self.between.pages.taken(number, index).min(sent[index]);
             let waits = usize::try_from(sent[index] - taken).unwrap_or(usize::MAX);
-            let bytes = read_some(source, INPUT.saturating_sub(waits).min(PIECE));
+            let bytes = read_some(source, INPUT.saturating_sub(waits));
             if bytes.is_empty() {
                 continue;
             }
+            *has_much = bytes.len() > MUCH;
             sent[index] += bytes.len() as u64;
             if record.is_some() {
                 let (node, base64) =
@@ -347,21 +367,40 @@ impl Outside {
     }
 }
 
-/// Returns the ports whose sources have input, or have ended. All are polled together at each
-/// boundary.
-fn ready(guests: &[Guest]) -> Vec<(usize, Port)> {
+/// Returns the ports whose sources have input, or have ended. If some have, others have some time
+/// to follow, until each guest has input.
+fn ready(guests: &[Guest], [follows, most]: [Duration; 2]) -> Vec<(usize, Port)> {
+    let mut ready = ready_within(guests, &[], Duration::ZERO);
+    let end = Instant::now() + most;
+    let has_input = |ready: &[(usize, Port)], number| ready.iter().any(|(one, _)| *one == number);
+    let is_copied_to = |(number, _): &(usize, Port)| guests[*number].has_much;
+    while !ready.is_empty()
+        && !(0..guests.len()).all(|number| has_input(&ready, number))
+        && !ready.iter().any(is_copied_to)
+        && Instant::now() < end
+    {
+        let more = ready_within(guests, &ready, follows);
+        if more.is_empty() {
+            break;
+        }
+        ready.extend(more);
+    }
+    ready
+}
+
+/// Returns the ports whose sources have input, or have ended, within a time; without those that are
+/// known. All are polled together.
+fn ready_within(guests: &[Guest], known: &[(usize, Port)], time: Duration) -> Vec<(usize, Port)> {
     let all = guests.iter().enumerate().flat_map(|(n, guest)| {
-        guest
-            .sources
-            .iter()
-            .zip(ALL)
-            .filter_map(move |(source, port)| Some((source.as_ref()?, n, port)))
+        let ports = guest.sources.iter().zip(ALL);
+        ports.filter_map(move |(source, port)| Some((source.as_ref()?, n, port)))
     });
-    let all: Vec<_> = all.collect();
+    let all: Vec<_> = all.filter(|(_, guest, port)| !known.contains(&(*guest, *port))).collect();
     let mut asked: Vec<_> =
         all.iter().map(|(source, ..)| PollFd::new(*source, PollFlags::IN)).collect();
+    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
     // On an error, they are polled again at the next boundary.
-    if poll(&mut asked, Some(&Timespec::default())).unwrap_or(0) == 0 {
+    if poll(&mut asked, Some(&time)).unwrap_or(0) == 0 {
         return Vec::new();
     }
     let ready = all.iter().zip(&asked).filter(|(_, asked)| !asked.revents().is_empty());
@@ -494,6 +533,38 @@ mod tests {
     }
 
     #[test]
+    fn input_that_follows_comes_at_the_same_boundary() {
+        let outside = outside(None, MACHINE).unwrap();
+        let [_console, mut first] = attached(&outside, NodeId(0));
+        let [_console, mut second] = attached(&outside, NodeId(7));
+        lock(&outside.state).follows = [Duration::from_secs(60); 2];
+        let (turn, comes) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let later = &mut second;
+            scope.spawn(move || {
+                comes.recv().unwrap();
+                later.write_all(b"second").unwrap();
+            });
+            first.write_all(b"first").unwrap();
+            turn.send(()).unwrap();
+            outside.take(1);
+        });
+        assert_eq!(
+            [outside.input(0), outside.input(1)].map(|[_, agent]| agent),
+            [b"first".to_vec(), b"second".to_vec()]
+        );
+        // Nothing waits for others while files are copied.
+        for at in 2..4 {
+            first.write_all(&[b'x'; MUCH + 1]).unwrap();
+            if at == 2 {
+                second.write_all(b"second").unwrap();
+            }
+            outside.take(at);
+            assert_eq!(outside.input(0)[1].len(), MUCH + 1);
+        }
+    }
+
+    #[test]
     fn sources_of_an_ended_guest_are_closed() {
         let outside = outside(None, MACHINE).unwrap();
         let [mut console, agent] = attached(&outside, NodeId(7));
@@ -513,7 +584,7 @@ mod tests {
     #[test]
     fn bad_records_are_refused_by_line() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let head = format!("{{\"tofu_input\":1,\"machine\":\"{MACHINE}\"}}\n");
+        let head = format!("{{\"tofu_input\":2,\"machine\":\"{MACHINE}\"}}\n");
         let line = |ps: u32, node: &str| {
             format!("{{\"ps\":{ps},\"node\":\"{node}\",\"port\":\"agent\",\"base64\":\"AA==\"}}\n")
         };
@@ -521,7 +592,7 @@ mod tests {
         for (text, why) in [
             (String::new(), "an empty file"),
             ("{}\n".into(), "line 1: this is no record of input"),
-            (head.replace(":1", ":9"), "line 1: a record of version 9, not 1"),
+            (head.replace(":2", ":9"), "line 1: a record of version 9, not 2"),
             (head.clone() + &line(5, "(0,0,0,0,0,2)"), "the machine has no guest at (0,0,0,0,0,2)"),
             (head.clone() + &line(5, there) + &line(4, there), "line 3: it is earlier than"),
             (head.clone() + &line(5, there).replace("AA", "!"), "line 2: Invalid"),
