@@ -24,7 +24,7 @@
 #define CALLS 64
 #define WORDS 16
 #define STAG 10
-#define ROUNDS 200
+#define ROUNDS 60
 #define TNIS 6
 /* As many as Fugaku's interfaces have, which is the most of all generations. */
 #define STARTS 16

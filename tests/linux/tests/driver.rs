@@ -82,9 +82,9 @@ fn utofu_programs(nodes: &Nodes) {
     let mut expected: Vec<_> = (0..11).map(|n| format!("process {n}: 20 rounds")).collect();
     expected.sort_unstable();
     assert_eq!(nodes.job(&job, PATIENCE), expected);
-    let job = ["-n", "2", "--env", "AXIS=3", "./processes", "node", "rank", "6", "4", "0", "20"];
+    let job = ["-n", "2", "--env", "AXIS=3", "./processes", "node", "rank", "6", "4", "0", "8"];
     let out = nodes.job(&job, 2 * PATIENCE);
-    assert!(out.contains(&"0: killed 20 times".to_owned()), "{out:?}");
+    assert!(out.contains(&"0: killed 8 times".to_owned()), "{out:?}");
     assert_eq!(out.len(), 10, "one line, and one for each of nine processes: {out:?}");
 }
 
@@ -133,7 +133,7 @@ fn utofu_test(nodes: &Nodes, name: &str) {
 /// free when their processes are killed in the middle of a round.
 fn utofu_barriers(nodes: &Nodes) {
     nodes.sdk.compile("programs/barriers.c", &["-ltofucom", "-ltofutop"]);
-    let groups = "4 ranks: 200 rounds right, gates ran out and came back";
+    let groups = "4 ranks: 60 rounds right, gates ran out and came back";
     let expected: Vec<_> = (0..4).map(|rank| format!("{rank}: {groups}")).collect();
     assert_eq!(nodes.job(&["-n", "4", "./barriers", "groups"], PATIENCE), expected);
     let hold = nodes.sdk.command(&nodes.place, &["run", "-n", "4", "./barriers", "hold"]);
@@ -299,7 +299,7 @@ fn utofu_perf(nodes: &Nodes) {
 /// The fuzzer with a grammar, for `TOFU_FUZZ_SECONDS`, by `TOFU_FUZZ_SEED`.
 fn grammar(nodes: &Nodes, more: &[&str]) {
     let setting = |name, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
-    let (seconds, seed) = (setting("TOFU_FUZZ_SECONDS", "15"), setting("TOFU_FUZZ_SEED", "1"));
+    let (seconds, seed) = (setting("TOFU_FUZZ_SECONDS", "8"), setting("TOFU_FUZZ_SEED", "1"));
     let time = PATIENCE + Duration::from_secs(seconds.parse::<u64>().unwrap());
     let command = [&["exec", "0", "--", "/tmp/grammar", &seconds, &seed], more].concat();
     passed(&nodes.place.run_for(&command, time, b""));
@@ -466,7 +466,7 @@ fn driver_passes_its_tests() {
     utofu_barriers(&nodes);
     utofu_resets_and_forks(&nodes);
     utofu_perf(&nodes);
-    let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 30 };
+    let times = if std::env::var_os("TOFU_LONG").is_some() { 1000 } else { 16 };
     comes_and_goes(&nodes, times);
     without_an_iommu(&nodes);
     learners_driver(&nodes.place, "1", &first_put(&nodes.place));

@@ -27,7 +27,7 @@ fn gates_of_processes_on_three_nodes() {
 
     // Two processes a node.
     let out = start("6", "groups").end(PATIENCE).ok();
-    let line = "6 ranks: 200 rounds right, gates ran out and came back";
+    let line = "6 ranks: 60 rounds right, gates ran out and came back";
     assert_eq!(sorted(&out), of_each(6, line));
 
     // All gates belong to processes that are killed in the middle of a round.
@@ -49,7 +49,7 @@ fn gates_of_processes_on_three_nodes() {
         place.exec(node, &["touch", "/tmp/go"]).ok();
     }
     let seen: String = (0..4).map(|_| job.line()).collect();
-    assert_eq!(sorted(&seen), ["0: 200 sums", "0: met", "2: 200 sums", "2: met"]);
+    assert_eq!(sorted(&seen), ["0: 60 sums", "0: met", "2: 60 sums", "2: met"]);
     place.run(&["resume", "1"]).ok();
     assert_eq!(job.line(), "1: over\n");
     job.end(PATIENCE).ok();

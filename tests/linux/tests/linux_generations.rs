@@ -115,7 +115,7 @@ impl Jobs<'_> {
             |rank: usize| format!("{rank}: rank {rank} of 4: hello from rank {}", (rank + 3) % 4);
         assert_eq!(self.run(&["-n", "4", "./ring"]), (0..4).map(line).collect::<Vec<_>>());
         self.compile("programs/barriers.c");
-        let groups = "4 ranks: 200 rounds right, gates ran out and came back";
+        let groups = "4 ranks: 60 rounds right, gates ran out and came back";
         let expected: Vec<_> = (0..4).map(|rank| format!("{rank}: {groups}")).collect();
         assert_eq!(self.run(&["-n", "4", "./barriers", "groups"]), expected);
 

@@ -251,8 +251,7 @@ fn ranks_share_nodes() {
     // another one.
     let barriers = Path::new(HERE).join("../../tests/linux/programs/barriers.c");
     let barriers = jobs.compile(&barriers).unwrap();
-    let line =
-        |rank: u32| format!("{rank}: 6 ranks: 200 rounds right, gates ran out and came back");
+    let line = |rank: u32| format!("{rank}: 6 ranks: 60 rounds right, gates ran out and came back");
     let said = jobs.lines(&["-n", "6", "--ppn", "2", &barriers, "groups"]);
     assert_eq!(said, (0..6).map(line).collect::<Vec<_>>());
 }
