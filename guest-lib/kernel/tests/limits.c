@@ -6,7 +6,6 @@
  */
 #include "common.h"
 
-#include <limits.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
@@ -93,20 +92,19 @@ static int many_stags(const int *fds, int queues)
 	return total;
 }
 
-/* Registers so many MiB, or until no more can be had; how many. */
-static int much_memory(int fd, int most)
+/* Registers until no more can be had; how many MiB. */
+static int much_memory(int fd)
 {
 	int total = 0;
 
-	for (; total < most; total++) {
+	for (;; total++) {
 		void *p = memory(MIB);
 
 		if (add(fd, p, MIB))
-			break;
+			return total;
 		/* The process need not have them any more. */
 		madvise(p, MIB, MADV_DONTNEED);
 	}
-	return total;
 }
 
 /* Runs a part as a user, and while it holds what it has, `meanwhile`. Returns what it said. */
@@ -151,21 +149,18 @@ static long few_stags(void)
 	return fds[0] < 0 ? -1 : many_stags(fds, 1);
 }
 
-/* MiB that everything() registers before STags of one page, of which all would be 100,000. */
-static int before_stags;
-
 static long everything(void)
 {
-	int fds[200], n = all_queues(fds, 0), mib = n ? much_memory(fds[0], before_stags) : 0;
+	int fds[200], n = all_queues(fds, 0), total = many_stags(fds, n);
 
-	return mib == before_stags ? many_stags(fds, n) : -1;
+	return n ? total + much_memory(fds[0]) : -1;
 }
 
 static long all_memory(void)
 {
 	int fd = try_queue(0, 0, 0);
 
-	return fd < 0 ? -1 : much_memory(fd, INT_MAX);
+	return fd < 0 ? -1 : much_memory(fd);
 }
 
 static long one_page(void)
@@ -259,7 +254,6 @@ int main(void)
 	CHECK(as_user(0, 0, one_page, NULL) == 1, "root has no limit");
 	mib = as_user(USER, RLIM_INFINITY, all_memory, others_can_work);
 	CHECK(mib > total / 4 && mib <= total / 2, "without a limit, %ld MiB of %ld", mib, total);
-	before_stags = mib * 7 / 8;
 	CHECK(as_user(USER, RLIM_INFINITY, everything, others_can_work) > 0, "as STags, too");
 	CHECK(health("pinned_pages") <= 0 && health("charged_pages") <= 0, "all is given back");
 	/* The heap keeps some. */
