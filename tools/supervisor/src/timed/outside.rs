@@ -135,8 +135,6 @@ struct State {
     record: Option<Record>,
     replay: Option<VecDeque<Entry>>,
     asked: Vec<Asked>,
-    /// See [`FOLLOWS`] and [`MOST_FOLLOWS`].
-    follows: [Duration; 2],
 }
 
 /// A record that is being written.
@@ -206,8 +204,7 @@ impl Outside {
             }
         }
         let guests = nodes.iter().map(|_| Guest::default()).collect();
-        let follows = [FOLLOWS, MOST_FOLLOWS];
-        let state = Mutex::new(State { guests, record, replay, asked: Vec::new(), follows });
+        let state = Mutex::new(State { guests, record, replay, asked: Vec::new() });
         Ok(Self { nodes, between, network, state, hears: OnceLock::new() })
     }
 
@@ -280,9 +277,13 @@ impl Outside {
 
     /// Takes what has come until a boundary. Returns the nodes to which something has come.
     pub(super) fn take(&self, at: Ps) -> Vec<NodeId> {
+        self.take_within(at, [FOLLOWS, MOST_FOLLOWS])
+    }
+
+    fn take_within(&self, at: Ps, follows: [Duration; 2]) -> Vec<NodeId> {
         let mut state = lock(&self.state);
         let mut nodes = self.replay(&mut state, at);
-        let State { guests, record, replay, asked, follows } = &mut *state;
+        let State { guests, record, replay, asked } = &mut *state;
         for Asked { change, result } in asked.drain(..) {
             let applied = self.apply(&change);
             if let Ok(named) = &applied {
@@ -293,7 +294,9 @@ impl Outside {
                 log::warn!("a change that no command waits for: {error:#}");
             }
         }
-        let ready = ready(guests, *follows);
+        // Nothing need come together that a replay discards.
+        let follows = if replay.is_some() { Default::default() } else { follows };
+        let ready = self.ready(guests, follows);
         self.read(guests, &ready, record, replay.is_some(), at);
         let all = guests.iter().zip(&self.nodes);
         let has_input = all.filter(|(guest, _)| guest.pending.iter().any(|port| !port.is_empty()));
@@ -322,7 +325,61 @@ impl Outside {
         nodes
     }
 
-    /// Reads the input of these ports for which guests have room.
+    /// Returns the ports to which input has come for which guests have room, or whose sources have
+    /// ended. If there are some, others have some time to follow, until each guest has input.
+    fn ready(&self, guests: &[Guest], [follows, most]: [Duration; 2]) -> Vec<(usize, Port)> {
+        let mut ready = self.ready_within(guests, &[], Duration::ZERO);
+        let end = Instant::now() + most;
+        let has_input =
+            |ready: &[(usize, Port)], number| ready.iter().any(|(one, _)| *one == number);
+        let is_copied_to = |(number, _): &(usize, Port)| guests[*number].has_much;
+        while !ready.is_empty()
+            && !(0..guests.len()).all(|number| has_input(&ready, number))
+            && !ready.iter().any(is_copied_to)
+            && Instant::now() < end
+        {
+            let more = self.ready_within(guests, &ready, follows);
+            if more.is_empty() {
+                break;
+            }
+            ready.extend(more);
+        }
+        ready
+    }
+
+    /// The same for ports to which it comes within a time, without those that are known. All are
+    /// polled together.
+    fn ready_within(
+        &self,
+        guests: &[Guest],
+        known: &[(usize, Port)],
+        time: Duration,
+    ) -> Vec<(usize, Port)> {
+        let all = guests.iter().enumerate().flat_map(|(n, guest)| {
+            let ports = guest.sources.iter().zip(ALL);
+            ports.filter_map(move |(source, port)| Some((source.as_ref()?, (n, port))))
+        });
+        let is_asked = |at: &(usize, Port)| !known.contains(at) && self.room(guests, *at) > 0;
+        let all: Vec<_> = all.filter(|(_, at)| is_asked(at)).collect();
+        let mut asked: Vec<_> =
+            all.iter().map(|(source, _)| PollFd::new(*source, PollFlags::IN)).collect();
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        // On an error, they are polled again at the next boundary.
+        if poll(&mut asked, Some(&time)).unwrap_or(0) == 0 {
+            return Vec::new();
+        }
+        let ready = all.iter().zip(&asked).filter(|(_, asked)| !asked.revents().is_empty());
+        ready.map(|((_, at), _)| *at).collect()
+    }
+
+    /// Returns the bytes of input for which a guest has room at a port.
+    fn room(&self, guests: &[Guest], (number, port): (usize, Port)) -> usize {
+        let sent = guests[number].sent[port as usize];
+        let taken = self.between.pages.taken(number, port as usize).min(sent);
+        INPUT.saturating_sub(usize::try_from(sent - taken).unwrap_or(usize::MAX))
+    }
+
+    /// Reads the input of these ports.
     fn read(
         &self,
         guests: &mut [Guest],
@@ -332,6 +389,7 @@ impl Outside {
         at: Ps,
     ) {
         for (number, port) in ready.iter().copied() {
+            let room = self.room(guests, (number, port));
             let Guest { sources, sent, has_much, pending } = &mut guests[number];
             let (index, source) = (port as usize, &mut sources[port as usize]);
             if recorded {
@@ -339,9 +397,7 @@ impl Outside {
                 read_some(source, INPUT);
                 continue;
             }
-            let taken = self.between.pages.taken(number, index).min(sent[index]);
-            let waits = usize::try_from(sent[index] - taken).unwrap_or(usize::MAX);
-            let bytes = read_some(source, INPUT.saturating_sub(waits));
+            let bytes = read_some(source, room);
             if bytes.is_empty() {
                 continue;
             }
@@ -365,46 +421,6 @@ impl Outside {
             .map(|guest| std::mem::take(&mut guest.pending))
             .unwrap_or_default()
     }
-}
-
-/// Returns the ports whose sources have input, or have ended. If some have, others have some time
-/// to follow, until each guest has input.
-fn ready(guests: &[Guest], [follows, most]: [Duration; 2]) -> Vec<(usize, Port)> {
-    let mut ready = ready_within(guests, &[], Duration::ZERO);
-    let end = Instant::now() + most;
-    let has_input = |ready: &[(usize, Port)], number| ready.iter().any(|(one, _)| *one == number);
-    let is_copied_to = |(number, _): &(usize, Port)| guests[*number].has_much;
-    while !ready.is_empty()
-        && !(0..guests.len()).all(|number| has_input(&ready, number))
-        && !ready.iter().any(is_copied_to)
-        && Instant::now() < end
-    {
-        let more = ready_within(guests, &ready, follows);
-        if more.is_empty() {
-            break;
-        }
-        ready.extend(more);
-    }
-    ready
-}
-
-/// Returns the ports whose sources have input, or have ended, within a time; without those that are
-/// known. All are polled together.
-fn ready_within(guests: &[Guest], known: &[(usize, Port)], time: Duration) -> Vec<(usize, Port)> {
-    let all = guests.iter().enumerate().flat_map(|(n, guest)| {
-        let ports = guest.sources.iter().zip(ALL);
-        ports.filter_map(move |(source, port)| Some((source.as_ref()?, n, port)))
-    });
-    let all: Vec<_> = all.filter(|(_, guest, port)| !known.contains(&(*guest, *port))).collect();
-    let mut asked: Vec<_> =
-        all.iter().map(|(source, ..)| PollFd::new(*source, PollFlags::IN)).collect();
-    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-    // On an error, they are polled again at the next boundary.
-    if poll(&mut asked, Some(&time)).unwrap_or(0) == 0 {
-        return Vec::new();
-    }
-    let ready = all.iter().zip(&asked).filter(|(_, asked)| !asked.revents().is_empty());
-    ready.map(|((_, guest, port), _)| (*guest, *port)).collect()
 }
 
 /// Reads from a source, at most so many bytes. One that has ended is closed.
@@ -464,6 +480,8 @@ mod tests {
     use tofu_pace::pages::Pages;
 
     const MACHINE: &str = "a machine";
+    /// Longer than a test may wait.
+    const LONG: Duration = Duration::from_secs(60);
 
     fn outside(log: Option<&InputLog>, machine: &str) -> anyhow::Result<Outside> {
         let pages = Pages::new(2, 1000, 0).unwrap();
@@ -537,7 +555,6 @@ mod tests {
         let outside = outside(None, MACHINE).unwrap();
         let [_console, mut first] = attached(&outside, NodeId(0));
         let [_console, mut second] = attached(&outside, NodeId(7));
-        lock(&outside.state).follows = [Duration::from_secs(60); 2];
         let (turn, comes) = mpsc::channel();
         std::thread::scope(|scope| {
             let later = &mut second;
@@ -547,7 +564,7 @@ mod tests {
             });
             first.write_all(b"first").unwrap();
             turn.send(()).unwrap();
-            outside.take(1);
+            outside.take_within(1, [LONG; 2]);
         });
         assert_eq!(
             [outside.input(0), outside.input(1)].map(|[_, agent]| agent),
@@ -559,9 +576,26 @@ mod tests {
             if at == 2 {
                 second.write_all(b"second").unwrap();
             }
-            outside.take(at);
+            outside.take_within(at, [LONG; 2]);
             assert_eq!(outside.input(0)[1].len(), MUCH + 1);
         }
+    }
+
+    #[test]
+    fn input_without_room_holds_nobody_up() {
+        let outside = outside(None, MACHINE).unwrap();
+        let [mut console, _agent] = attached(&outside, NodeId(0));
+        let _other = attached(&outside, NodeId(7));
+        // Not so much at once that nothing waits anyway.
+        for at in 0..INPUT / MUCH {
+            console.write_all(&[b'x'; MUCH]).unwrap();
+            outside.take(at as Ps);
+        }
+        assert_eq!(outside.input(0)[0].len(), INPUT);
+        console.write_all(b"more").unwrap();
+        let start = Instant::now();
+        assert!(outside.take_within(50, [LONG; 2]).is_empty());
+        assert!(start.elapsed() < LONG);
     }
 
     #[test]
