@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
-use tofu_image::{Cache, Silent, TCG_ARGUMENTS};
+use tofu_image::{Cache, Silent, TCG_ARGUMENTS, TCG_CPU};
 use tofu_linux_tests::{Image, MOMENT, Place, Running, Typed, kill, vfio_selftests, wait_for};
 
 /// The folder of this workspace.
@@ -133,7 +133,7 @@ impl Client<'_> {
         let file = |name: &str| folder.join(name).display().to_string();
         let mut line = format!(
             "exec {line} -nodefaults -no-user-config -display none -no-reboot -serial stdio \
-             -accel tcg -cpu max,-erms,-fsrm -kernel {} -initrd {} \
+             -accel tcg -cpu {TCG_CPU} -kernel {} -initrd {} \
              -append 'console=ttyS0 quiet panic=-1 {words} intel_iommu=on \
              iomem=relaxed tofu.name=guest tofu.net=off'",
             file("vmlinux"),

@@ -32,6 +32,11 @@ pub const BOOT_ARGUMENTS: &str = "quiet panic=-1 lsm=capability cryptomgr.notest
 /// and yield known results.
 pub const TCG_ARGUMENTS: &str = "no_timer_check tsc=reliable";
 
+/// The processor of x86-64 guests under QEMU's emulation: all that QEMU can emulate, but without
+/// what makes a guest copy and fill memory with `rep movsb` and `rep stosb`. These are emulated
+/// byte by byte, and take an instruction a byte of modelled time.
+pub const TCG_CPU: &str = "max,-erms,-fsrm,-fsrs,-fsrc,-fzrm";
+
 mod apt;
 mod arch;
 mod cache;

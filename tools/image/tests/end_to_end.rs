@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tofu_image::{
     BOOT_ARGUMENTS, Cache, Error, Image, Kernel, KernelKind, Phase, Program, Progress, Silent,
-    Spec, TCG_ARGUMENTS, inspect_kernel,
+    Spec, TCG_ARGUMENTS, TCG_CPU, inspect_kernel,
 };
 
 /// One cache for all tests, because each package should be fetched only once. The folder goes with
@@ -97,7 +97,7 @@ impl Guest {
         };
         let mut command = qemu.command();
         command
-            .args(["-M", "q35", "-cpu", "max,-erms,-fsrm", "-m", "512", "-nodefaults"])
+            .args(["-M", "q35", "-cpu", TCG_CPU, "-m", "512", "-nodefaults"])
             .args(["-display", "none", "-no-reboot", "-serial", "stdio"])
             .args(["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"])
             .args(["-chardev", "null,id=a", "-device"])

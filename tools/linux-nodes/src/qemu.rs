@@ -19,7 +19,7 @@ use anyhow::{Context, bail};
 use command_fds::CommandFdExt;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
-use tofu_image::{Arch, Qemu, Template, TemplateKey};
+use tofu_image::{Arch, Qemu, TCG_CPU, Template, TemplateKey};
 use tofu_process::{Resize, memory_file};
 use tofu_spec::units::MemorySize;
 use tofu_supervisor::duplex::Duplex;
@@ -316,9 +316,7 @@ fn processor_arguments(setup: &VmSetup) -> Vec<OsString> {
     };
     match (arch, setup.kvm) {
         (Arch::X86_64, true) => add(&["-accel", "kvm", "-cpu", "host"]),
-        // With these, guests copy and fill with `rep movsb` and `rep stosb`, which are emulated
-        // byte by byte, and take an instruction a byte of modelled time.
-        (Arch::X86_64, false) => add(&["-accel", tcg, "-cpu", "max,-erms,-fsrm,-fsrs,-fsrc,-fzrm"]),
+        (Arch::X86_64, false) => add(&["-accel", tcg, "-cpu", TCG_CPU]),
         (Arch::Arm64, _) => {
             let cpu = setup.arm_cpu.name();
             // The generic timer counts each instruction.
