@@ -378,6 +378,13 @@ const STACKS: [(&str, &str, &str, &str); 6] = [
     ("late_doorbell", "T-CQ-006", "write to TNI 0 CQ 0 TOQ_FETCH_START", "first_put_remove"),
 ];
 
+/// The outcome of a scene, and its line.
+fn scene<'a>(report: &'a Value, name: &str) -> (&'a str, &'a str) {
+    let mut scenes = report["scenes"].as_array().unwrap().iter();
+    let scene = scenes.find(|scene| scene["name"] == name).unwrap();
+    (scene["outcome"].as_str().unwrap(), scene["says"].as_str().unwrap())
+}
+
 /// The call stacks of a broken rule.
 fn stacks<'a>(report: &'a Value, id: &str) -> &'a [Value] {
     let mut rules = report["rules"].as_array().unwrap().iter();
@@ -473,6 +480,8 @@ fn shipped_driver_breaks_nothing() {
     let said = prove(&place, &["--reloads", "3", "--junit", &junit, "--sarif", &sarif]);
     let report = report(&said);
     assert_eq!((said.code, &report["ok"]), (Some(0), &Value::Bool(true)), "{report:#}");
+    let (outcome, says) = scene(&report, "PCIe errors");
+    assert!(outcome == "passed" && says.starts_with("recovered from"), "{report:#}");
     let kept = report["rules"].as_array().unwrap().iter().filter(|rule| rule["kept"] != 0);
     // Nine tenths of all.
     let all = report["rules"].as_array().unwrap().len();
@@ -493,7 +502,10 @@ fn wrong_drivers_are_named_by_their_rules() {
     let Some(place) = driver::place() else { return };
     let right = prove(&place, &[SOURCE, "--reloads", "2"]);
     assert_eq!(right.code, Some(0), "{right:?}");
-    let rules = report(&right)["rules"].clone();
+    let report_of_right = report(&right);
+    let (outcome, says) = scene(&report_of_right, "PCIe errors");
+    assert_eq!((outcome, says), ("passed", "no recovery: the driver has no error_detected"));
+    let rules = &report_of_right["rules"];
     assert!(rules.as_array().unwrap().iter().all(|rule| rule["stacks"] == json!([])), "{rules:#}");
     let modules = wrong_modules(&place);
     let command: Vec<&str> = modules.iter().map(String::as_str).chain(["--quick"]).collect();
@@ -514,6 +526,30 @@ fn wrong_drivers_are_named_by_their_rules() {
             assert!(has_stack(stacks, name, access, function), "{name}: {stacks:#?}");
         }
     }
+    nothing_runs(&place);
+}
+
+/// A driver that gives its device up at the first error has not recovered.
+#[test]
+fn driver_that_gives_up_after_a_pcie_error_is_not_proved() {
+    let Some(place) = driver::place() else { return };
+    let handlers = "static pci_ers_result_t error_detected(struct pci_dev *pdev,\n\
+                    \t\t\t\t\tpci_channel_state_t state)\n{\n\
+                    \treturn PCI_ERS_RESULT_DISCONNECT;\n}\n\n\
+                    static const struct pci_error_handlers handlers = {\n\
+                    \t.error_detected = error_detected,\n};\n\n\
+                    static const struct pci_device_id";
+    let registered = "\t.remove = first_put_remove,\n\t.err_handler = &handlers,";
+    let edits = [
+        ("static const struct pci_device_id", handlers),
+        ("\t.remove = first_put_remove,", registered),
+    ];
+    let folder = variant(&place, "gives_up", &edits);
+    let said = prove(&place, &[folder.to_str().unwrap(), "--reloads", "1"]);
+    let report = report(&said);
+    let (outcome, says) = scene(&report, "PCIe errors");
+    assert_eq!((said.code, outcome), (Some(1), "failed"), "{report:#}");
+    assert!(says.contains("AER: device recovery failed"), "{report:#}");
     nothing_runs(&place);
 }
 

@@ -3,6 +3,7 @@
 //! Everything that it uses is passed to it open, so that it needs no rights to reach it.
 
 mod connect;
+mod link_error;
 mod passed;
 mod qmp;
 
@@ -29,6 +30,7 @@ use crate::lan::{End, LanPort};
 use crate::qemu::passed::Passed;
 use crate::setup::{GuestTime, VmSetup};
 
+pub use link_error::LinkError;
 pub use qmp::Qmp;
 
 /// Descriptor numbers in QEMU.
@@ -44,8 +46,10 @@ const BREAKS: i32 = 9;
 const NODE: &str = "QEMU_TOFU_NODE";
 
 /// The port that the device of an x86-64 node is plugged into. Its windows hold the BARs of every
-/// generation.
-const ROOT_PORT: &str = "pcie-root-port,id=tofu-port,pref64-reserve=1G,mem-reserve=4M";
+/// generation. Its link has the most speed at which Linux does not wait for Data Link Layer Link
+/// Active after a reset, because QEMU 11.1 never sets that bit for devices that are hot-plugged by
+/// ACPI.
+const ROOT_PORT: &str = "pcie-root-port,id=tofu-port,x-speed=5,pref64-reserve=1G,mem-reserve=4M";
 const PORT: &str = "tofu-port";
 /// The disk of a node with a root, which is passed open.
 const ROOT_DISK: [&str; 4] = [

@@ -11,9 +11,10 @@ use anyhow::{Context, bail};
 use tofu_agent::files;
 use tofu_agent::wire::{Exec, Status};
 use tofu_control::protocol::{InspectRequest, Reply, Request};
-use tofu_control::{RemoteProgram, ask};
+use tofu_control::{RemoteProgram, ask, info};
 use tofu_inspect::Value;
 use tofu_linux_nodes::lab::Lab;
+use tofu_linux_nodes::qemu::LinkError;
 use tofu_supervisor::node::AgentNode;
 use tofu_supervisor::programs;
 use tofu_supervisor::registry::Registry;
@@ -197,6 +198,13 @@ impl Nodes {
             ask(&self.control, &Request::SetDeviceFaults { node, faults })?;
         }
         Ok(())
+    }
+
+    /// Has the root port of a node report an error.
+    pub(crate) fn link_error(&self, node: u32, error: LinkError) -> anyhow::Result<()> {
+        let nodes = info(&self.control)?.nodes;
+        let node = nodes.iter().find(|known| known.index == node).context("no such node")?;
+        error.inject(&self.control, node)
     }
 
     /// Takes the link between the nodes down or up.

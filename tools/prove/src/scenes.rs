@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use tofu_linux_nodes::qemu::LinkError;
 use tofu_rules::Rule;
 use tofu_ui::printable;
 
@@ -31,6 +32,11 @@ const TIMERS: Duration = Duration::from_secs(2);
 /// Sets D to the folder of the device and B to its address.
 const DEVICE: &str = "D=; for f in /sys/bus/pci/devices/*; do \
     read -r V <$f/vendor; [ $V = 0x10cf ] && D=$f; done; B=${D##*/}; [ -n \"$D\" ] || exit 9; ";
+
+/// The words with which the kernel ends each recovery from an error, and the longest time that it
+/// may take, in tenths of a second.
+const RECOVERED: &str = "AER: device recovery";
+const RECOVERY: u32 = 200;
 
 /// Words that mark lines of the kernel's log as reports of a fault.
 const SIGNS: [&str; 14] = [
@@ -103,7 +109,7 @@ const fn run(name: &'static str, play: fn(&Stage<'_>) -> Seen) -> Scene {
 }
 
 /// The scenes of a module.
-const MODULE: [Scene; 17] = [
+const MODULE: [Scene; 18] = [
     quick(Scene { needed: true, ..scene("load", |s| s.load()) }),
     quick(scene("traffic", |s| s.traffic())),
     quick(scene("stopped queue", |s| s.stopped_queue())),
@@ -115,6 +121,7 @@ const MODULE: [Scene; 17] = [
     quick(scene("traffic after reset", |s| s.traffic())),
     reset("reset under load", |s| s.reset_under_load()),
     scene("traffic after that", |s| s.traffic()),
+    reset("PCIe errors", |s| s.link_errors()),
     quick(reset(FAULTS, |s| s.faults())),
     disturbance("link down and up", |s| s.link()),
     disturbance("unload under load", |s| s.unload_under_load()),
@@ -430,6 +437,32 @@ impl Stage<'_> {
     fn reset_under_load(&self) -> Seen {
         let act = format!("{DEVICE}echo 1 >$D/reset");
         self.under_load(&act)
+    }
+
+    /// The root port of node 0 reports errors, from which the kernel and the driver recover.
+    fn link_errors(&self) -> Seen {
+        self.nodes.link_error(0, LinkError::Correctable)?;
+        for (error, count) in [(LinkError::NonFatal, 1), (LinkError::Fatal, 2)] {
+            self.nodes.link_error(0, error)?;
+            let script = format!(
+                "for i in $(seq {RECOVERY}); do [ $(dmesg | grep -c '{RECOVERED}') -ge {count} ] \
+                 && break; sleep 0.1; done; dmesg"
+            );
+            let said = self.nodes.run(0, &script)?;
+            let lines = || said.text.lines().filter(|line| line.contains("AER:"));
+            // The kernel has touched nothing.
+            if lines().any(|line| line.contains("no error_detected callback")) {
+                return Ok("no recovery: the driver has no error_detected".into());
+            }
+            let last = lines().next_back().unwrap_or("the kernel does not take it");
+            if !last.contains("recovery successful") {
+                bail!("node 0 after a {error:?} error: {}", printable(last.trim()));
+            }
+            let pings = self.addresses().and_then(|addresses| self.pings(&addresses));
+            pings.with_context(|| format!("after a {error:?} error"))?;
+        }
+        self.traffic()?;
+        Ok("recovered from a completion timeout and a data link protocol error".into())
     }
 
     /// Unloads the module of one node in the middle of traffic, and loads it again.

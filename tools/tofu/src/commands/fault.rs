@@ -3,11 +3,12 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Subcommand;
 use serde_json::json;
 use tofu_control::protocol::{FaultReport, Reply, Request};
-use tofu_control::{MachineName, ask, find_machine, locate, node_number};
+use tofu_control::{Found, MachineName, ask, find_machine, find_node, info, locate, node_number};
+use tofu_linux_nodes::qemu::LinkError;
 use tofu_spec::device_faults::DeviceFaultSpec;
 use tofu_spec::ecc::EccPlaceName;
 use tofu_spec::faults::FaultSpec;
@@ -91,6 +92,22 @@ pub(crate) enum FaultCommand {
         #[arg(long, conflicts_with = "correctable")]
         fatal: bool,
     },
+    /// Have the root port of a Linux node report an error of the PCI Express link to the device
+    ///
+    /// The kernel logs it (Advanced Error Reporting) and calls the driver's error handlers. For
+    /// errors that are not correctable it resets the device if the driver asks for that, and after
+    /// fatal ones in any case. Only x86-64 nodes under QEMU have a root port, and machines in
+    /// modelled time report no such errors.
+    Pcie {
+        /// Node: an index, coordinates X,Y,Z,A,B,C or a name, with MACHINE/ in front if several
+        /// machines run
+        #[arg(value_name = "NODE")]
+        node: String,
+        /// The severity: correctable (a receiver error), nonfatal (a completion timeout) or fatal
+        /// (a data link protocol error)
+        #[arg(value_name = "SEVERITY", value_parser = LinkError::NAMES)]
+        severity: String,
+    },
     /// Show the faults that are set, and how often each has occurred
     Show {
         /// Machine; not needed if only one runs
@@ -112,6 +129,7 @@ pub(crate) fn run(command: &FaultCommand) -> anyhow::Result<u8> {
         FaultCommand::Ecc { node, place, correctable, .. } => {
             return inject_ecc(node, place, *correctable);
         }
+        FaultCommand::Pcie { node, severity } => return inject_link_error(node, severity),
         FaultCommand::Set { faults, name } => {
             (name, Request::SetFaults { faults: Some(faults.to_string()) })
         }
@@ -153,6 +171,16 @@ fn inject_ecc(node: &str, place: &str, correctable: Option<u64>) -> anyhow::Resu
     for request in requests {
         let Reply::Done = ask(&control, &request)? else { bail!("not an answer") };
     }
+    Ok(0)
+}
+
+fn inject_link_error(text: &str, severity: &str) -> anyhow::Result<u8> {
+    let error: LinkError = severity.parse().map_err(anyhow::Error::msg)?;
+    let Found { control, node } = find_node(text)?;
+    if info(&control)?.time.is_some() {
+        bail!("node {text}: a machine in modelled time has no errors of the PCI Express link");
+    }
+    error.inject(&control, &node).with_context(|| format!("node {text}"))?;
     Ok(0)
 }
 

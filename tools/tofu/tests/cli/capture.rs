@@ -442,6 +442,17 @@ fn faults_are_set_shown_and_counted() {
     );
 }
 
+/// A served device is behind a port that we do not know.
+#[test]
+fn pcie_errors_need_a_root_port() {
+    let place = Place::new();
+    let (_machine, _) = place.start(&["serve", "--shape", "2x1x1x1x1x1", "--json"]);
+    let error = place.run(&["fault", "pcie", "1", "fatal"]).error();
+    assert!(error.contains("node 1: its device is behind no root port"), "{error}");
+    let error = place.run(&["fault", "pcie", "1", "severe"]).error();
+    assert!(error.contains("correctable, nonfatal, fatal"), "{error}");
+}
+
 /// A node of the K computer has four TNIs, and records are marked with the generation.
 #[test]
 fn capture_has_its_generation() {
