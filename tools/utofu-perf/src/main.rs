@@ -34,6 +34,14 @@ struct Args {
     /// Bytes of messages, separated by commas, up to 16777215.
     #[arg(long, value_delimiter = ',', default_value = "8,64,1024,16384,262144,1048576")]
     sizes: Vec<usize>,
+    /// Bytes of memory to register, separated by commas [default: 4 KiB to 1 GiB].
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "4096,65536,1048576,16777216,268435456,1073741824",
+        hide_default_value = true
+    )]
+    regions: Vec<usize>,
     /// Interfaces to use at most, 1 to 6.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=6))]
     tnis: u16,
@@ -80,7 +88,7 @@ enum Test {
     Bidirectional,
     /// Messages of 8 bytes.
     Rate,
-    /// Registering and deregistering memory of 4 KiB to 1 GiB; only if it is named.
+    /// Registering and deregistering memory (--regions); only if it is named.
     Registration,
     /// The cost of the library compared to posting by hand.
     Overhead,
@@ -101,6 +109,9 @@ fn main() -> Result<()> {
     Library::provide(&tofulocal::TABLE);
     if let Some(size) = args.sizes.iter().find(|size| **size == 0 || **size > MAX_SIZE) {
         bail!("--sizes: {size} is not 1 to {MAX_SIZE}");
+    }
+    if args.regions.contains(&0) {
+        bail!("--regions: 0 bytes cannot be registered");
     }
     if args.tests.is_empty() {
         use Test::{Bandwidth, Bidirectional, Copy, Get, Latency, Put, Rate, Word};
@@ -219,7 +230,7 @@ fn run(args: &Args, side: &Side) -> Result<Vec<Row>> {
             rows.push(baseline::word(time)?);
         }
         if *test == Test::Registration {
-            rows.extend(registration::measure(time)?);
+            rows.extend(registration::measure(&args.regions, time)?);
         }
         if *test == Test::Rate {
             if args.peer.is_none() {

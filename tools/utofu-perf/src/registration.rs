@@ -8,15 +8,12 @@ use hdrhistogram::Histogram;
 use crate::api::Registrar;
 use crate::measure::Row;
 
-/// Bytes of memory, from a page to what a large program has.
-const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30];
-
-/// Repeatedly registers memory of all sizes for which there is memory; the memory has been written
-/// to before.
-pub(crate) fn measure(time: Duration) -> Result<Vec<Row>> {
+/// Repeatedly registers memory of these sizes in bytes, as far as there is memory; the memory has
+/// been written to before.
+pub(crate) fn measure(sizes: &[usize], time: Duration) -> Result<Vec<Row>> {
     let registrar = Registrar::new()?;
     let mut rows = Vec::new();
-    for size in SIZES {
+    for &size in sizes {
         let mut memory: Vec<u8> = Vec::new();
         if memory.try_reserve_exact(size).is_err() {
             break;

@@ -13,15 +13,23 @@ fn utofu_perf(args: &[&str]) -> Output {
 
 #[test]
 fn memory_is_registered() {
-    let output = utofu_perf(&["registration", "--time=1", "--json"]);
+    let output = utofu_perf(&["registration", "--regions=4096,1048576", "--time=1", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = report["results"].as_array().unwrap();
     let found: Vec<_> =
         rows.iter().map(|row| (row["test"].as_str(), row["size"].as_u64())).collect();
-    assert_eq!(found[..2], [(Some("register"), Some(4096)), (Some("deregister"), Some(4096))]);
-    assert!(found.len() >= 8, "{found:?}");
+    let expected =
+        [4096, 1 << 20].map(|size| ["register", "deregister"].map(|test| (Some(test), Some(size))));
+    assert_eq!(found, expected.concat());
     assert!(rows.iter().all(|row| row["p50_us"].as_f64().unwrap() > 0.0), "{rows:?}");
+}
+
+#[test]
+fn empty_region_is_refused() {
+    let output = utofu_perf(&["registration", "--regions=4096,0"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("--regions: 0 bytes"), "{error}");
 }
 
 #[test]
