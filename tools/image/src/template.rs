@@ -24,7 +24,7 @@ use crate::progress::Progress;
 /// Version of what a template has.
 const FORMAT: u32 = 1;
 /// The most templates that are kept, of about 90 MB each.
-const MOST: usize = 16;
+const MOST: usize = 32;
 const MEMORY: &str = "memory";
 const STATE: &str = "state";
 const CLOCK: &str = "clock";
