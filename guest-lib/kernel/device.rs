@@ -192,6 +192,17 @@ impl Device {
         }
     }
 
+    /// Returns the current period for [`Device::has_ended`]: an epoch, or the reset after it.
+    pub(crate) fn period(&self) -> u64 {
+        self.epoch.load(Relaxed)
+    }
+
+    /// Returns true if the device no longer does what it did in that period: a reset has ended
+    /// since then, or its slot is empty.
+    pub(crate) fn has_ended(&self, period: u64) -> bool {
+        self.epoch().is_ok_and(|epoch| epoch != period) || self.is_pulled_out()
+    }
+
     /// Returns true if the device still has what was set up in that epoch.
     pub(crate) fn is_in(&self, epoch: u64) -> bool {
         self.epoch.load(Relaxed) == epoch

@@ -10,6 +10,7 @@ use crate::bch::Bch;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::ids::{ChannelId, QueueId};
+use crate::kept::Kept;
 
 /// A node's device, and its open queues and channels.
 #[pin_data]
@@ -19,6 +20,8 @@ pub(crate) struct Opened {
     queues: Mutex<KVec<Arc<Cq>>>,
     #[pin]
     channels: Mutex<KVec<Arc<Bch>>>,
+    /// Closed queues whose memory the device may still use.
+    kept: Arc<Kept<Arc<Cq>>>,
 }
 
 impl Opened {
@@ -28,10 +31,12 @@ impl Opened {
     ///
     /// `ENOMEM`.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Arc<Self>> {
+        let kept = Kept::new(device)?;
         let this = pin_init!(Self {
             device: device.clone(),
             queues <- new_mutex!(KVec::new()),
             channels <- new_mutex!(KVec::new()),
+            kept,
         });
         Arc::pin_init(this, GFP_KERNEL)
     }
@@ -60,8 +65,15 @@ impl Opened {
 
     /// Closes a queue permanently. Others may then open it.
     pub(crate) fn close_queue(&self, queue: &Arc<Cq>) {
-        queue.release();
+        if !queue.release() {
+            self.kept.add(queue.clone());
+        }
         self.queues.lock().retain(|open| !Arc::ptr_eq(open, queue));
+    }
+
+    /// Frees the memory of closed queues that the device can no longer use.
+    pub(crate) fn free_kept(&self) {
+        self.kept.free();
     }
 
     /// Closes a channel permanently.

@@ -23,6 +23,7 @@ use tofu_ipotofu::{Ended, PacketQueue, Purpose};
 use crate::device::Device;
 use crate::dma::Table;
 use crate::ids::QueueId;
+use crate::kept::Kept;
 use crate::rendezvous::RendezvousMemory;
 use crate::shim;
 use crate::tx_queue::{Passed, TxQueue};
@@ -76,6 +77,8 @@ struct SendMemory {
     mrq: Table,
     frames: Table,
     rendezvous: Option<RendezvousMemory>,
+    /// Memory for rendezvous that the device may have in its cache.
+    _unflushed: Option<RendezvousMemory>,
 }
 
 impl SendMemory {
@@ -93,11 +96,27 @@ impl SendMemory {
     }
 }
 
+/// Memory of senders that the device may still use.
+pub(crate) struct KeptMemory(Arc<Kept<SendMemory>>);
+
+impl KeptMemory {
+    /// Creates an empty list.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
+        Kept::new(device).map(Self)
+    }
+}
+
 /// The sending side.
 pub(crate) struct Sender {
     device: Arc<Device>,
     id: QueueId,
     memory: Option<SendMemory>,
+    /// Gets the memory if the device does not stop.
+    kept: Arc<Kept<SendMemory>>,
     post: RingIndex,
     reap: RingIndex,
     notices: RingIndex,
@@ -112,12 +131,14 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Opens the kernel's queue of a TNI. May sleep.
+    /// Opens the kernel's queue of a TNI, whose memory goes to `kept` if the device does not stop.
+    /// Frees there what it can. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM`, `ETIMEDOUT`, `EIO`.
-    pub(crate) fn open(device: &Arc<Device>, tni: TniId) -> Result<Self> {
+    pub(crate) fn open(device: &Arc<Device>, tni: TniId, kept: &KeptMemory) -> Result<Self> {
+        kept.0.free();
         let n = ENTRIES as usize;
         let memory = SendMemory {
             toq: Table::new(device, n * DESC_QWORDS)?,
@@ -125,6 +146,7 @@ impl Sender {
             mrq: Table::new(device, n * NOTICE_QWORDS)?,
             frames: Table::new(device, usize::from(OUT) * BUFFER_QWORDS)?,
             rendezvous: RendezvousMemory::new(device).ok(),
+            _unflushed: None,
         };
         let tables = memory.rendezvous.as_ref().map(RendezvousMemory::registers);
         if tables.is_none() {
@@ -154,6 +176,7 @@ impl Sender {
             device: device.clone(),
             id: QueueId::kernel(tni, device.description()),
             memory: Some(memory),
+            kept: kept.0.clone(),
             post: RingIndex::new(ENTRIES),
             reap: RingIndex::new(ENTRIES),
             notices: RingIndex::new(ENTRIES),
@@ -274,8 +297,8 @@ impl Sender {
     }
 
     /// Flushes entries that were removed from the tables of [`RendezvousMemory`] out of the
-    /// device's cache. Returns false if the device does not respond: then the memory is leaked, and
-    /// rendezvous ends.
+    /// device's cache. Returns false if the device does not respond: then the memory is kept until
+    /// the queue has stopped, and rendezvous ends.
     pub(crate) fn forget(&mut self) -> bool {
         self.device.write(self.id, CqsReg::CacheFlush, 1);
         // No lock may be held for long: a device that is gone does not answer later either.
@@ -286,10 +309,12 @@ impl Sender {
         }
         dev_err!(
             self.device.pdev(),
-            "{}: no cache flush; memory leaked, rendezvous disabled\n",
+            "{}: no cache flush, rendezvous disabled\n",
             self.id
         );
-        core::mem::forget(self.memory.as_mut().and_then(|m| m.rendezvous.take()));
+        if let Some(memory) = self.memory.as_mut() {
+            memory._unflushed = memory.rendezvous.take();
+        }
         false
     }
 
@@ -477,11 +502,13 @@ impl Drop for Sender {
         if self.device.enable_cq(self.id, false).is_err() {
             dev_err!(
                 self.device.pdev(),
-                "{} {}: its memory is lost\n",
+                "{} {}: its memory is kept until a reset\n",
                 self.id,
                 self.device.why_not_stopped()
             );
-            core::mem::forget(self.memory.take());
+            if let Some(memory) = self.memory.take() {
+                self.kept.add(memory);
+            }
         }
     }
 }

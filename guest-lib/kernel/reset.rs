@@ -79,6 +79,7 @@ impl Watched {
             device.pdev(),
             "reset: queues and channels that were open are lost\n"
         );
+        self.opened.free_kept();
         shim::tofu_shim_report_healthy();
         for interface in self.interfaces.iter().flatten() {
             if let Err(error) = interface.attach() {

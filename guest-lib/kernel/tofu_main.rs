@@ -39,6 +39,7 @@ mod dma;
 mod engine;
 mod files;
 mod ids;
+mod kept;
 mod netdev;
 mod opened;
 mod opener;

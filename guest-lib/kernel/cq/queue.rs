@@ -40,6 +40,14 @@ pub(super) struct Open {
     pub(super) end: u32,
 }
 
+impl Open {
+    fn remove_notifiers(&mut self) {
+        self.rings.iter_mut().for_each(Ring::remove_notifier);
+        let stags = self.stags.iter_mut().flatten();
+        stags.for_each(|stag| stag.remove_notifier());
+    }
+}
+
 /// The data that the lock of the same name guards.
 pub(super) struct Shared {
     pub(super) tables: Option<Tables>,
@@ -320,27 +328,28 @@ impl Cq {
         self.device.wait_for_reset().is_ok()
     }
 
-    /// Handles the last close of the file.
-    pub(crate) fn release(self: &Arc<Self>) {
-        let open = self.state.lock().take();
-        if let Some(mut open) = open {
-            let stopped = self.stop_for_good();
+    /// Handles the last close of the file. Returns false if the device was not seen to stop: the
+    /// queue then has the memory that the device may still write to until it is dropped.
+    pub(crate) fn release(&self) -> bool {
+        let mut open = self.state.lock().take();
+        let mut stopped = true;
+        if let Some(open) = &mut open {
+            stopped = self.stop_for_good();
             open.irq = None;
-            if stopped {
-                drop(open);
-                let tables = self.shared.lock().tables.take();
-                drop(tables);
-            } else {
-                // Leaks the memory, because a device that does not respond may still write to it.
-                // The notifiers are removed: their process may live on.
-                core::mem::forget(open);
-                core::mem::forget(self.shared.lock().tables.take());
-                core::mem::forget(self.clone());
-            }
+            // Their process may live on, longer than this module. They refer to this queue.
+            open.remove_notifiers();
         }
         // SAFETY: the work is part of this object. Nothing schedules it again, because the
         // notifiers are gone.
         unsafe { bindings::flush_work(Work::raw_get(&self.work)) };
+        if stopped {
+            drop(open);
+            let tables = self.shared.lock().tables.take();
+            drop(tables);
+        } else {
+            *self.state.lock() = open;
+        }
+        stopped
     }
 
     /// Maps the translation table into the process.

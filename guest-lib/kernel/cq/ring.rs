@@ -15,7 +15,7 @@ use crate::unmap::{MemoryUser, UnmapNotifier, UsedMemory};
 
 /// A ring. The notifier is dropped before the memory.
 pub(super) struct Ring {
-    _notifier: Pin<KBox<UnmapNotifier>>,
+    notifier: Option<Pin<KBox<UnmapNotifier>>>,
     pinned: Pinned,
     /// Offset of its first byte in the first page.
     at: u64,
@@ -23,6 +23,11 @@ pub(super) struct Ring {
 }
 
 impl Ring {
+    /// Ends the notification of the process's changes to the memory, which stays pinned.
+    pub(super) fn remove_notifier(&mut self) {
+        self.notifier = None;
+    }
+
     /// Pins `entries` entries of `entry_size` bytes each at the calling process's address `addr`.
     ///
     /// # Errors
@@ -54,7 +59,7 @@ impl Ring {
             return Err(EOPNOTSUPP);
         }
         Ok(Self {
-            _notifier: notifier,
+            notifier: Some(notifier),
             pinned,
             at: addr - start,
             bytes,

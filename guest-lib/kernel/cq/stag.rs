@@ -78,7 +78,8 @@ impl Pages {
 pub(super) struct Stag {
     number: u32,
     span: Span,
-    notifier: Pin<KBox<UnmapNotifier>>,
+    /// `None` once the queue was closed.
+    notifier: Option<Pin<KBox<UnmapNotifier>>>,
     _pinned: Pinned,
     pages: Pages,
 }
@@ -106,7 +107,7 @@ impl Stag {
         Ok(Self {
             number,
             span: *span,
-            notifier,
+            notifier: Some(notifier),
             _pinned: pinned,
             pages,
         })
@@ -114,7 +115,13 @@ impl Stag {
 
     /// Returns true if this STag can also be used for `span`, and the process still has its pages.
     pub(super) fn serves(&self, span: &Span) -> bool {
-        self.span.serves(span) && self.notifier.is_untouched()
+        let is_untouched = |notifier: &Pin<KBox<UnmapNotifier>>| notifier.is_untouched();
+        self.span.serves(span) && self.notifier.as_ref().is_some_and(is_untouched)
+    }
+
+    /// Ends the notification of the process's changes to the memory, which stays pinned.
+    pub(super) fn remove_notifier(&mut self) {
+        self.notifier = None;
     }
 
     /// The state of the STag in the device's tables and in the process's.

@@ -18,7 +18,7 @@ use super::rx::{Rx, Sides, Step};
 use super::tx::{self, Tx};
 use crate::device::Device;
 use crate::engine::{now_ns, Health, Peers};
-use crate::packets::{Receiver, Sender};
+use crate::packets::{KeptMemory, Receiver, Sender};
 use crate::shim;
 use crate::skb::Skb;
 use crate::tx_queue::TxQueue;
@@ -68,6 +68,7 @@ pub(super) struct Link {
     pub(super) rx: SpinLock<Rx>,
     #[pin]
     irqs: Mutex<Option<Irqs>>,
+    kept: KeptMemory,
     interrupts: Atomic<u64>,
     peers: Arc<Peers>,
     health: Arc<Health>,
@@ -93,6 +94,7 @@ impl Link {
         let reports = tni.get() == 0;
         let tx = Tx::new(node, tni, queues - 1, health.clone(), reports)?;
         let rx = Rx::new(&node, number)?;
+        let kept = KeptMemory::new(device)?;
         Arc::pin_init(
             pin_init!(Self {
                 device: device.clone(),
@@ -102,6 +104,7 @@ impl Link {
                 tx <- new_spinlock!(tx),
                 rx <- new_spinlock!(rx),
                 irqs <- new_mutex!(None),
+                kept,
                 interrupts: Atomic::new(0),
                 peers,
                 health,
@@ -119,7 +122,7 @@ impl Link {
     ///
     /// [`Self::stop`] must be called before the interface of `queue` is freed.
     pub(super) unsafe fn open(self: &Arc<Self>, queue: TxQueue<'static>) -> Result {
-        let sender = Sender::open(&self.device, self.tni)?;
+        let sender = Sender::open(&self.device, self.tni, &self.kept)?;
         let receiver = Receiver::open(&self.device, self.tni)?;
         receiver.coalesce(
             u64::from(self.coalesce_us.load(Relaxed)) * 1000,

@@ -233,7 +233,7 @@ fn changes_that_nothing_tells_of_are_found() {
     // Of the last device: low power, and the reset.
     assert!(devlink().starts_with("healthy 1\nreports 2\n"), "{}", devlink());
     spoilt_packets_are_counted(place);
-    pulled_out_device_keeps_nothing(&nodes);
+    no_device_keeps_memory(&nodes);
     is_well(place, "0");
     grammar_with_lies(&nodes);
     place.run(&["down"]).ok();
@@ -245,6 +245,12 @@ const PULL_OUT: &str = "insmod /tmp/pull_out.ko 2>/dev/null; [ ! -e /proc/tofu ]
 /// The pages that a kernel keeps pinned.
 const PINNED: &str = "awk '/nr_foll_pin_acquired/ { n += $2 } /nr_foll_pin_released/ { n -= $2 } \
                       END { print n + 0 }' /proc/vmstat";
+
+/// Neither a device that was gone, nor one that was pulled out.
+fn no_device_keeps_memory(nodes: &Nodes) {
+    device_that_returns_gives_memory_back(nodes);
+    pulled_out_device_keeps_nothing(nodes);
+}
 
 /// All memory is free when a device was pulled out, also that of the kernel's queues and of a
 /// process that lives on, though no queue was seen to stop. The next device works.
@@ -270,6 +276,29 @@ fn pulled_out_device_keeps_nothing(nodes: &Nodes) {
     nodes.puts();
 }
 
+/// A queue that was closed while the device was gone keeps its memory, as the device might use it,
+/// until the device is back and was reset.
+fn device_that_returns_gives_memory_back(nodes: &Nodes) {
+    let place = &nodes.place;
+    let (before, pinned) = (place.shell(0, PINNED), || place.shell(0, PINNED));
+    let mut process = nodes.start("0", &["put", "receive", "2", "1", "1000003", "7"]);
+    assert_eq!(process.line(), "ready\n");
+    wait_for("pinned pages", MOMENT, || pinned() != before);
+    place.run(&["fault", "device", "0", "gone"]).ok();
+    let health = || place.shell(0, "head -n 1 /sys/kernel/debug/tofu/health");
+    wait_for("health to say that the device is gone", MOMENT, || health() == "state failed\n");
+    // Otherwise it could be back before the driver resets it.
+    thread::sleep(UNSEEN);
+    // The signal of its queue has ended it, or else this does.
+    place.shell(0, "killall put 2>/dev/null; true");
+    process.end(PATIENCE);
+    assert_ne!(pinned(), before);
+    place.run(&["fault", "device", "0", "off"]).ok();
+    wait_for("pages as before", MOMENT, || pinned() == before);
+    wait_for("health", MOMENT, || health() == "state ok\n");
+    nodes.puts();
+}
+
 /// `utofu-perf` between the nodes prints all requested figures.
 fn utofu_perf(nodes: &Nodes) {
     let built = std::env::current_exe().unwrap();
@@ -279,7 +308,9 @@ fn utofu_perf(nodes: &Nodes) {
     }
     std::fs::copy(program, nodes.place.path().join("utofu-perf")).unwrap();
     let between = [nodes.position("0"), nodes.position("1")].concat().join(",");
-    let options = ["--tnis=2", "--time=10", "--sizes=8,65536", "--json", "--between", &between];
+    let sizes = ["--sizes=8,65536", "--regions=4096,1048576"];
+    let options =
+        [&["--tnis=2", "--time=10", "--json", "--between", &between], &sizes[..]].concat();
     let tests = ["latency", "put", "get", "bandwidth", "rate", "registration"];
     let job = [&["run", "-n", "2", "--no-prefix", "./utofu-perf"], &options[..], &tests].concat();
     let command = nodes.sdk.command(&nodes.place, &job);

@@ -163,6 +163,7 @@ const SOURCES: &[(&str, &str)] = sources![
     "kernel/engine.rs",
     "kernel/files.rs",
     "kernel/ids.rs",
+    "kernel/kept.rs",
     "kernel/netdev.c",
     "kernel/netdev.h",
     "kernel/netdev.rs",
